@@ -1,0 +1,171 @@
+package rpc
+
+import (
+	"context"
+	"errors"
+	"net"
+	"runtime/debug"
+	"sync"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/hashicorp/go-hclog"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/peer"
+)
+
+// MaxMessageBytes bounds one message of a call, each way.
+const MaxMessageBytes = 4 << 20
+
+// Authorize decides about one call. conn is the remote address of the
+// connection, as its owner made it. The returned context is the handler's.
+type Authorize func(ctx context.Context, conn net.Addr, fullMethod string) (context.Context, error)
+
+// ServerOptions sets up a Server.
+type ServerOptions struct {
+	// Authorize is asked before each call.
+	Authorize Authorize
+	// MaxReceiveBytes bounds one request message; MaxMessageBytes if 0.
+	MaxReceiveBytes int
+	// MaxStreams bounds the calls at a time on one connection; 512 if 0.
+	MaxStreams uint32
+	// Log gets a line for each handler that panics.
+	Log hclog.Logger
+}
+
+// Server answers calls on connections handed to it with Serve.
+type Server struct {
+	grpc  *grpc.Server
+	conns *queue
+	done  chan struct{}
+	start sync.Once
+}
+
+// NewServer makes a server. Register services before the first Serve.
+func NewServer(o ServerOptions) *Server {
+	if o.MaxReceiveBytes == 0 {
+		o.MaxReceiveBytes = MaxMessageBytes
+	}
+	if o.MaxStreams == 0 {
+		o.MaxStreams = 512
+	}
+	if o.Log == nil {
+		o.Log = hclog.NewNullLogger()
+	}
+	s := &Server{conns: newQueue(), done: make(chan struct{})}
+	s.grpc = grpc.NewServer(
+		grpc.MaxRecvMsgSize(o.MaxReceiveBytes),
+		grpc.MaxSendMsgSize(MaxMessageBytes),
+		grpc.MaxConcurrentStreams(o.MaxStreams),
+		grpc.ConnectionTimeout(handshakeTimeout),
+		grpc.MaxHeaderListSize(16<<10),
+		grpc.SharedWriteBuffer(true),
+		grpc.WaitForHandlers(true),
+		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
+			ctx, err = o.authorize(ctx, info.FullMethod)
+			if err != nil {
+				return nil, fault.ToGRPC(err)
+			}
+			defer o.recover(info.FullMethod, &err)
+			resp, err = next(ctx, req)
+			return resp, fault.ToGRPC(err)
+		}),
+		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
+			ctx, err := o.authorize(stream.Context(), info.FullMethod)
+			if err != nil {
+				return fault.ToGRPC(err)
+			}
+			defer o.recover(info.FullMethod, &err)
+			return fault.ToGRPC(next(srv, &serverStream{stream, ctx}))
+		}),
+	)
+	return s
+}
+
+func (o *ServerOptions) authorize(ctx context.Context, fullMethod string) (context.Context, error) {
+	p, ok := peer.FromContext(ctx)
+	if !ok {
+		return nil, fault.New(fault.Denied, "call %s: the caller is not known", fullMethod)
+	}
+	return o.Authorize(ctx, p.Addr, fullMethod)
+}
+
+// recover keeps one broken handler from ending the daemon, and says so.
+func (o *ServerOptions) recover(fullMethod string, err *error) {
+	if r := recover(); r != nil {
+		o.Log.Error("a handler panicked", "method", fullMethod, "panic", r, "stack", string(debug.Stack()))
+		*err = fault.ToGRPC(fault.New(fault.Internal, "the handler of %s broke", fullMethod))
+	}
+}
+
+// RegisterService adds a service; before the first Serve only.
+func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	s.grpc.RegisterService(desc, impl)
+}
+
+// Serve answers calls on c until it ends; it returns at once.
+func (s *Server) Serve(c net.Conn) error {
+	s.start.Do(func() {
+		go func() {
+			defer close(s.done)
+			_ = s.grpc.Serve(s.conns) // ends with the queue
+		}()
+	})
+	return s.conns.put(c)
+}
+
+// Close ends every connection and waits for the handlers.
+func (s *Server) Close() {
+	s.start.Do(func() { close(s.done) })
+	s.conns.Close()
+	s.grpc.Stop()
+	<-s.done
+}
+
+type serverStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+func (s *serverStream) Context() context.Context { return s.ctx }
+
+// queue is a net.Listener whose connections are put into it.
+type queue struct {
+	conns  chan net.Conn
+	closed chan struct{}
+	once   sync.Once
+}
+
+func newQueue() *queue { return &queue{conns: make(chan net.Conn), closed: make(chan struct{})} }
+
+var errClosed = errors.New("the server is closed")
+
+func (q *queue) put(c net.Conn) error {
+	select {
+	case q.conns <- c:
+		return nil
+	case <-q.closed:
+		_ = c.Close()
+		return errClosed
+	}
+}
+
+func (q *queue) Accept() (net.Conn, error) {
+	select {
+	case c := <-q.conns:
+		return c, nil
+	case <-q.closed:
+		return nil, net.ErrClosed
+	}
+}
+
+func (q *queue) Close() error {
+	q.once.Do(func() { close(q.closed) })
+	return nil
+}
+
+func (q *queue) Addr() net.Addr { return queueAddr{} }
+
+type queueAddr struct{}
+
+func (queueAddr) Network() string { return "mesh" }
+func (queueAddr) String() string  { return "mesh" }
