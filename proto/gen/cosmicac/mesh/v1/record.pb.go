@@ -202,7 +202,11 @@ type Roster struct {
 	Members   []*Member              `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
 	IssuedAt  *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
 	// 90 days after issue by default; daemons warn 30 days before.
-	NotAfter      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	NotAfter *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=not_after,json=notAfter,proto3" json:"not_after,omitempty"`
+	// Only in a roster signed by an online signer: the envelope of the newest
+	// roster that a root key signed. It proves the signer's delegation, and no
+	// power and no not_after goes beyond it. Its own base is empty.
+	BaseEnvelope  []byte `protobuf:"bytes,6,opt,name=base_envelope,json=baseEnvelope,proto3" json:"base_envelope,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -272,6 +276,13 @@ func (x *Roster) GetNotAfter() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Roster) GetBaseEnvelope() []byte {
+	if x != nil {
+		return x.BaseEnvelope
+	}
+	return nil
+}
+
 // BootstrapAddress is one mesh-bootstrap and where to dial it.
 type BootstrapAddress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -329,14 +340,20 @@ func (x *BootstrapAddress) GetAddresses() []string {
 // NetworkInfo says where to find the network. It is pushed to every peer,
 // agents included, so that bootstraps can move.
 type NetworkInfo struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	NetworkId     []byte                 `protobuf:"bytes,1,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
-	Sequence      uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
-	Bootstraps    []*BootstrapAddress    `protobuf:"bytes,3,rep,name=bootstraps,proto3" json:"bootstraps,omitempty"`
-	RootKeys      []string               `protobuf:"bytes,4,rep,name=root_keys,json=rootKeys,proto3" json:"root_keys,omitempty"`
-	IssuedAt      *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	NetworkId  []byte                 `protobuf:"bytes,1,opt,name=network_id,json=networkId,proto3" json:"network_id,omitempty"`
+	Sequence   uint64                 `protobuf:"varint,2,opt,name=sequence,proto3" json:"sequence,omitempty"`
+	Bootstraps []*BootstrapAddress    `protobuf:"bytes,3,rep,name=bootstraps,proto3" json:"bootstraps,omitempty"`
+	// The root keys in force: those of genesis, or of the last rotation. An
+	// online signer may repeat them, never change them.
+	RootKeys []string               `protobuf:"bytes,4,rep,name=root_keys,json=rootKeys,proto3" json:"root_keys,omitempty"`
+	IssuedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=issued_at,json=issuedAt,proto3" json:"issued_at,omitempty"`
+	// Rotations of the root keys, oldest first: envelopes of Genesis with the
+	// same network_id and new root_keys, each signed by a root key of the one
+	// before. Who trusts an earlier set of root keys follows them.
+	RotationEnvelopes [][]byte `protobuf:"bytes,6,rep,name=rotation_envelopes,json=rotationEnvelopes,proto3" json:"rotation_envelopes,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *NetworkInfo) Reset() {
@@ -400,6 +417,13 @@ func (x *NetworkInfo) GetRootKeys() []string {
 func (x *NetworkInfo) GetIssuedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.IssuedAt
+	}
+	return nil
+}
+
+func (x *NetworkInfo) GetRotationEnvelopes() [][]byte {
+	if x != nil {
+		return x.RotationEnvelopes
 	}
 	return nil
 }
@@ -916,17 +940,18 @@ const file_cosmicac_mesh_v1_record_proto_rawDesc = "" +
 	"admittedAt\x12-\n" +
 	"\x12signs_certificates\x18\x05 \x01(\bR\x11signsCertificates\x12!\n" +
 	"\fsigns_grants\x18\x06 \x01(\bR\vsignsGrants\x12#\n" +
-	"\rsigns_rosters\x18\a \x01(\bR\fsignsRosters\"\xe7\x01\n" +
+	"\rsigns_rosters\x18\a \x01(\bR\fsignsRosters\"\x8c\x02\n" +
 	"\x06Roster\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\fR\tnetworkId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\x04R\aversion\x122\n" +
 	"\amembers\x18\x03 \x03(\v2\x18.cosmicac.mesh.v1.MemberR\amembers\x127\n" +
 	"\tissued_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x127\n" +
-	"\tnot_after\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\"B\n" +
+	"\tnot_after\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bnotAfter\x12#\n" +
+	"\rbase_envelope\x18\x06 \x01(\fR\fbaseEnvelope\"B\n" +
 	"\x10BootstrapAddress\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1c\n" +
-	"\taddresses\x18\x02 \x03(\tR\taddresses\"\xe2\x01\n" +
+	"\taddresses\x18\x02 \x03(\tR\taddresses\"\x91\x02\n" +
 	"\vNetworkInfo\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\fR\tnetworkId\x12\x1a\n" +
@@ -935,7 +960,8 @@ const file_cosmicac_mesh_v1_record_proto_rawDesc = "" +
 	"bootstraps\x18\x03 \x03(\v2\".cosmicac.mesh.v1.BootstrapAddressR\n" +
 	"bootstraps\x12\x1b\n" +
 	"\troot_keys\x18\x04 \x03(\tR\brootKeys\x127\n" +
-	"\tissued_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\"\xb9\x02\n" +
+	"\tissued_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x12-\n" +
+	"\x12rotation_envelopes\x18\x06 \x03(\fR\x11rotationEnvelopes\"\xb9\x02\n" +
 	"\x0eJobCertificate\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\fR\tnetworkId\x12\x10\n" +
