@@ -1,0 +1,66 @@
+package trust
+
+import (
+	"testing"
+	"time"
+
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+)
+
+// fuzzOpen asserts that an opener never panics and never returns a nil message
+// without an error.
+func fuzzOpen[M any](f *testing.F, seed func(l *lab) ([]byte, error), open func([]byte) (*M, error)) {
+	env, err := seed(newLab(f, ""))
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(env)
+	f.Add(env[:len(env)/2])
+	f.Add([]byte{})
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if m, err := open(data); err == nil && m == nil {
+			t.Fatal("neither a record nor an error")
+		}
+	})
+}
+
+func FuzzOpenGenesis(f *testing.F) {
+	fuzzOpen(f, func(l *lab) ([]byte, error) { return l.Genesis(), nil }, OpenGenesis)
+}
+
+func FuzzOpenRoster(f *testing.F) {
+	fuzzOpen(f, func(l *lab) ([]byte, error) { return l.NextRoster(l.signer, time.Now(), nil) }, OpenRoster)
+}
+
+func FuzzOpenNetworkInfo(f *testing.F) {
+	fuzzOpen(f, func(l *lab) ([]byte, error) { return l.InfoEnvelope(), nil }, OpenNetworkInfo)
+}
+
+func FuzzOpenCertificate(f *testing.F) {
+	fuzzOpen(f, func(l *lab) ([]byte, error) {
+		return SealCertificate(l.ork, l.certificate(l.stranger, time.Now(), time.Now().Add(time.Hour)))
+	}, OpenCertificate)
+}
+
+func FuzzOpenGrant(f *testing.F) {
+	fuzzOpen(f, func(l *lab) ([]byte, error) {
+		return SealGrant(l.app, l.grant(l.stranger, l.worker, time.Now(), time.Now().Add(time.Hour)))
+	}, OpenGrant)
+}
+
+func FuzzOpenCard(f *testing.F) {
+	fuzzOpen(f, func(l *lab) ([]byte, error) {
+		nid := l.ID()
+		return SealCard(l.worker, &meshv1.Card{NetworkId: nid[:], Key: l.worker.ID().String()})
+	}, OpenCard)
+}
+
+func FuzzDecodeJoinToken(f *testing.F) {
+	f.Add("")
+	f.Add("CgQAAAAA")
+	f.Fuzz(func(t *testing.T, s string) {
+		if m, err := DecodeJoinToken(s); err == nil && EncodeJoinToken(m) == "" {
+			t.Fatal("a good token cannot be written again")
+		}
+	})
+}
