@@ -1,0 +1,282 @@
+// Package job is the orchestrator's package of nouns: jobs, their replicas and
+// attempts, and what is remembered of each. It holds facts and their one
+// projection to the wire; it decides nothing (package life does), stores
+// nothing (package record does) and asks nobody.
+package job
+
+import (
+	"encoding/json"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+)
+
+// Intent is what the user wants of a job. It only ever grows from run or stop
+// to delete; run and stop alternate.
+type Intent int
+
+// The intents. The numbers are stored: append only.
+const (
+	IntentRun    Intent = 0
+	IntentStop   Intent = 1
+	IntentDelete Intent = 2
+)
+
+// Job is one job with everything below it.
+type Job struct {
+	ID    string
+	Spec  *orkv1.JobSpec
+	Owner *orkv1.Owner
+
+	Intent Intent
+	// IntentReason is what the attempts end with: stop_requested,
+	// delete_requested, max_duration.
+	IntentReason orkv1.Reason
+	// Actor set the intent.
+	Actor string
+	// EndpointID is "ep-..." for a Managed Inference Job, empty otherwise.
+	EndpointID string
+
+	// State, Reason, Message and Conditions are derived from the replicas;
+	// they are stored so that lists can filter by them.
+	State      orkv1.State
+	Reason     orkv1.Reason
+	Message    string
+	Conditions []Condition
+
+	Replicas []*Replica
+	// Touched lists, sorted, the racks that may hold something of the job,
+	// disks included.
+	Touched []string
+
+	CreatedAt         time.Time
+	UpdatedAt         time.Time
+	DeleteRequestedAt time.Time
+	// Revision grows with every stored change.
+	Revision uint64
+}
+
+// Condition stands beside the state.
+type Condition struct {
+	Kind    string
+	Message string
+	Since   time.Time
+}
+
+// The kinds of conditions.
+const (
+	ConditionUnreachable    = "unreachable"
+	ConditionDegraded       = "degraded"
+	ConditionCleanupPending = "cleanup_pending"
+	ConditionDraining       = "draining"
+)
+
+// Replica is one copy of the workload.
+type Replica struct {
+	ID    string
+	Index uint32
+	// Failures counts attempts that failed in a row; a long healthy run
+	// resets it.
+	Failures uint32
+	// Attempts are oldest first; there is at least one.
+	Attempts []*Attempt
+}
+
+// Newest returns the attempt that counts.
+func (r *Replica) Newest() *Attempt { return r.Attempts[len(r.Attempts)-1] }
+
+// Attempt is one try to run a replica.
+type Attempt struct {
+	ID      string       `json:"id"`
+	Number  uint32       `json:"number"`
+	State   orkv1.State  `json:"state"`
+	Reason  orkv1.Reason `json:"reason"`
+	Message string       `json:"message,omitempty"`
+
+	// RackID and Nodes are the plan; Nodes later carry the cluster's words.
+	RackID string `json:"rack_id,omitempty"`
+	Nodes  Nodes  `json:"nodes,omitempty"`
+	// Model is the GPU model as the rack spells it.
+	Model string `json:"model,omitempty"`
+	// Plan counts the plans that were made; each has join tokens of its own.
+	Plan uint32 `json:"plan,omitempty"`
+	// Judged is set once placement looked at it with every rack reporting.
+	Judged bool `json:"judged,omitempty"`
+	// Sent: a proposal may have reached the worker, so it may hold something.
+	Sent bool `json:"sent,omitempty"`
+	// Seen: a worker's report listed it since the last proposal.
+	Seen bool `json:"seen,omitempty"`
+	// Anchored: the cluster was further than a claim with it.
+	Anchored bool `json:"anchored,omitempty"`
+	// NotBefore holds back the next plan.
+	NotBefore time.Time `json:"not_before,omitzero"`
+	// Refusals counts claims refused in a row.
+	Refusals uint32 `json:"refusals,omitempty"`
+	// RefusedNodes were refused lately; another node is tried first.
+	RefusedNodes []string `json:"refused_nodes,omitempty"`
+
+	CreatedAt  time.Time `json:"created_at"`
+	ClaimedAt  time.Time `json:"claimed_at,omitzero"`
+	UpAt       time.Time `json:"up_at,omitzero"`
+	HelloAt    time.Time `json:"hello_at,omitzero"`
+	RunningAt  time.Time `json:"running_at,omitzero"`
+	StoppingAt time.Time `json:"stopping_at,omitzero"`
+	EndedAt    time.Time `json:"ended_at,omitzero"`
+
+	// AgentKey is node 0's; the others are in NodeKeys by node index.
+	AgentKey       string            `json:"agent_key,omitempty"`
+	NodeKeys       map[uint32]string `json:"node_keys,omitempty"`
+	AgentAddresses []string          `json:"agent_addresses,omitempty"`
+	SSHHostKey     string            `json:"ssh_host_key,omitempty"`
+	DefaultUser    string            `json:"default_user,omitempty"`
+	// Fenced: a second key redeemed one of its tokens.
+	Fenced bool `json:"fenced,omitempty"`
+
+	Gone       bool `json:"gone,omitempty"`
+	Simulated  bool `json:"simulated,omitempty"`
+	AgentReady bool `json:"agent_ready,omitempty"`
+
+	Unreachable Mark `json:"unreachable,omitzero"`
+	Draining    Mark `json:"draining,omitzero"`
+}
+
+// Mark is a condition of an attempt: empty, or since when and why.
+type Mark struct {
+	Since   time.Time `json:"since,omitzero"`
+	Message string    `json:"message,omitempty"`
+}
+
+// Set reports whether the mark stands.
+func (m Mark) Set() bool { return !m.Since.IsZero() }
+
+// Nodes are an attempt's VMs; in JSON they are written by protobuf's rules.
+type Nodes []*orkv1.AttemptNode
+
+// MarshalJSON writes the nodes as the wire names them.
+func (n Nodes) MarshalJSON() ([]byte, error) {
+	return protojson.Marshal(&orkv1.Attempt{Nodes: n})
+}
+
+// UnmarshalJSON reads what MarshalJSON wrote. Fields of a newer version are ignored.
+func (n *Nodes) UnmarshalJSON(data []byte) error {
+	var a orkv1.Attempt
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(data, &a); err != nil {
+		return err
+	}
+	*n = a.Nodes
+	return nil
+}
+
+var _ json.Marshaler = Nodes(nil)
+
+// GPUs is how many GPUs the attempt's plan takes on all nodes.
+func (a *Attempt) GPUs() uint32 {
+	var n uint32
+	for _, node := range a.Nodes {
+		n += node.GpuCount
+	}
+	return n
+}
+
+// Ended reports whether a state is an end.
+func Ended(s orkv1.State) bool {
+	switch s {
+	case orkv1.State_STATE_STOPPED, orkv1.State_STATE_SUCCEEDED,
+		orkv1.State_STATE_FAILED, orkv1.State_STATE_CANCELLED:
+		return true
+	}
+	return false
+}
+
+// Settled reports whether nothing of the attempt is left to do: it ended and
+// the cluster holds nothing of it.
+func (a *Attempt) Settled() bool { return Ended(a.State) && a.Gone }
+
+// Settled reports whether the job needs no more work unless somebody asks.
+func (j *Job) Settled() bool {
+	if j.Intent == IntentDelete {
+		return false
+	}
+	for _, r := range j.Replicas {
+		for _, a := range r.Attempts {
+			if !a.Settled() {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// Attempt finds an attempt and its replica.
+func (j *Job) Attempt(id string) (*Replica, *Attempt) {
+	for _, r := range j.Replicas {
+		for _, a := range r.Attempts {
+			if a.ID == id {
+				return r, a
+			}
+		}
+	}
+	return nil, nil
+}
+
+// Touch notes that a rack may hold something of the job.
+func (j *Job) Touch(rackID string) {
+	if i, found := slices.BinarySearch(j.Touched, rackID); !found {
+		j.Touched = slices.Insert(j.Touched, i, rackID)
+	}
+}
+
+// Clone copies the attempt so that one copy can change without the other.
+func (a *Attempt) Clone() *Attempt {
+	c := *a
+	c.Nodes = nil
+	for _, n := range a.Nodes {
+		c.Nodes = append(c.Nodes, proto.Clone(n).(*orkv1.AttemptNode))
+	}
+	c.RefusedNodes = slices.Clone(a.RefusedNodes)
+	c.AgentAddresses = slices.Clone(a.AgentAddresses)
+	if a.NodeKeys != nil {
+		c.NodeKeys = make(map[uint32]string, len(a.NodeKeys))
+		for k, v := range a.NodeKeys {
+			c.NodeKeys[k] = v
+		}
+	}
+	return &c
+}
+
+// Clone copies the job. Spec and owner never change and are shared.
+func (j *Job) Clone() *Job {
+	c := *j
+	c.Conditions = slices.Clone(j.Conditions)
+	c.Touched = slices.Clone(j.Touched)
+	c.Replicas = nil
+	for _, r := range j.Replicas {
+		rc := *r
+		rc.Attempts = nil
+		for _, a := range r.Attempts {
+			rc.Attempts = append(rc.Attempts, a.Clone())
+		}
+		c.Replicas = append(c.Replicas, &rc)
+	}
+	return &c
+}
+
+// Event is one transition before it has a sequence number.
+type Event struct {
+	ReplicaID string
+	AttemptID string
+	State     orkv1.State
+	Reason    orkv1.Reason
+	Message   string
+	// Actor is a user id, "ork" or a rack id.
+	Actor string
+}
+
+// Inference reports whether the job is a Managed Inference Job.
+func (j *Job) Inference() bool {
+	return j.Spec.GetKind() == orkv1.JobKind_JOB_KIND_MANAGED_INFERENCE
+}

@@ -1,0 +1,456 @@
+package life
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
+
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
+)
+
+// Short names for the states and reasons used below.
+const (
+	queued       = orkv1.State_STATE_QUEUED
+	reserving    = orkv1.State_STATE_RESERVING
+	provisioning = orkv1.State_STATE_PROVISIONING
+	starting     = orkv1.State_STATE_STARTING
+	running      = orkv1.State_STATE_RUNNING
+	stopping     = orkv1.State_STATE_STOPPING
+	stopped      = orkv1.State_STATE_STOPPED
+	succeeded    = orkv1.State_STATE_SUCCEEDED
+	failed       = orkv1.State_STATE_FAILED
+	cancelled    = orkv1.State_STATE_CANCELLED
+)
+
+// advance moves one attempt as far as what is seen allows. It changes a.
+func advance(l Limits, j *job.Job, a *job.Attempt, s Sight) {
+	seen := s.Attempts[a.ID]
+	rack := s.Racks[a.RackID]
+	observe(a, seen, rack, s.Now)
+	// Each round is one transition; a life has fewer than ten.
+	for range 10 {
+		was := a.State
+		step(l, j, a, seen, rack, s)
+		if a.State == was {
+			break
+		}
+	}
+	readiness(l, a, seen, s)
+	marks(l, j, a, seen, rack, s)
+}
+
+// observe copies the worker's and the agent's words, without a decision.
+func observe(a *job.Attempt, seen Attempt, rack Rack, now time.Time) {
+	if st := seen.Status; st != nil {
+		a.Seen, a.Sent = true, true
+		a.Simulated = rack.Simulated
+		mergeNodes(a, st.Nodes)
+		switch st.Phase {
+		case workerv1.AttemptPhase_ATTEMPT_PHASE_UP:
+			a.Anchored = true
+			if a.UpAt.IsZero() {
+				a.UpAt = now
+			}
+		case workerv1.AttemptPhase_ATTEMPT_PHASE_IMPORTING,
+			workerv1.AttemptPhase_ATTEMPT_PHASE_SCHEDULING,
+			workerv1.AttemptPhase_ATTEMPT_PHASE_BOOTING,
+			workerv1.AttemptPhase_ATTEMPT_PHASE_ENDED,
+			workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED:
+			a.Anchored = true
+		}
+		if job.Ended(a.State) {
+			// Something of it is there, whatever was thought before.
+			a.Gone = false
+		}
+	}
+	if len(seen.Agent.Addresses) > 0 {
+		a.AgentAddresses = seen.Agent.Addresses
+	}
+	if seen.Agent.SSHHostKey != "" {
+		a.SSHHostKey = seen.Agent.SSHHostKey
+	}
+	if seen.Agent.DefaultUser != "" {
+		a.DefaultUser = seen.Agent.DefaultUser
+	}
+}
+
+// mergeNodes takes the cluster's words on the plan's nodes.
+func mergeNodes(a *job.Attempt, nodes []*orkv1.AttemptNode) {
+	for _, n := range nodes {
+		for i, have := range a.Nodes {
+			if have.NodeName == n.NodeName {
+				c := proto.Clone(n).(*orkv1.AttemptNode)
+				if c.GpuCount == 0 {
+					c.GpuCount = have.GpuCount
+				}
+				a.Nodes[i] = c
+			}
+		}
+	}
+}
+
+// step makes at most one transition.
+func step(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sight) {
+	wanted := j.Intent == job.IntentRun
+	gone := absent(l, a, seen, rack)
+	switch a.State {
+	case queued:
+		if !wanted {
+			finish(j, a, s.Now)
+			a.Gone = true
+		}
+	case reserving:
+		stepReserving(l, j, a, seen, s, wanted)
+	case provisioning, starting, running:
+		stepLive(l, j, a, seen, rack, s, wanted, gone)
+	case stopping:
+		if gone {
+			finish(j, a, s.Now)
+			a.Gone = true
+		}
+	default:
+		if !a.Gone && gone {
+			a.Gone = true
+		}
+	}
+}
+
+func stepReserving(l Limits, j *job.Job, a *job.Attempt, seen Attempt, s Sight, wanted bool) {
+	ans := seen.Answer
+	if ans != nil && ans.Plan != a.Plan {
+		ans = nil
+	}
+	switch {
+	case ans != nil && !ans.Claimed && seen.Status == nil:
+		refused(l, a, ans, s.Now)
+	case !wanted && !a.Sent && !seen.Proposing:
+		finish(j, a, s.Now)
+		a.Gone = true
+	case !wanted:
+		stop(j, a, s.Now)
+	case seen.Status != nil || (ans != nil && ans.Claimed):
+		a.State, a.Reason = provisioning, orkv1.Reason_REASON_UNSPECIFIED
+		a.Message = "the rack's worker claimed its GPUs"
+		if a.GPUs() == 0 {
+			a.Message = "the rack's worker took it on"
+		}
+		a.ClaimedAt = s.Now
+		a.Refusals = 0
+		a.RefusedNodes = nil
+	}
+}
+
+// refused puts the attempt back in the queue, or ends it when the cluster
+// itself says again and again that it cannot be.
+func refused(l Limits, a *job.Attempt, ans *Answer, now time.Time) {
+	a.Refusals++
+	a.Sent, a.Seen = false, false
+	for _, n := range a.Nodes {
+		key := a.RackID + "/" + n.NodeName
+		if len(a.RefusedNodes) >= 16 {
+			a.RefusedNodes = a.RefusedNodes[1:]
+		}
+		a.RefusedNodes = append(a.RefusedNodes, key)
+	}
+	switch ans.Reason {
+	case orkv1.Reason_REASON_NEVER_FITS, orkv1.Reason_REASON_NO_FABRIC,
+		orkv1.Reason_REASON_IMAGE_UNAVAILABLE, orkv1.Reason_REASON_UNKNOWN_MODEL,
+		orkv1.Reason_REASON_CLUSTER_REFUSED:
+		if a.Refusals >= l.RefusalsFinal {
+			end(a, failed, ans.Reason, fmt.Sprintf("rack %s refused it %d times: %s", a.RackID, a.Refusals, ans.Message), now)
+			a.Gone = true
+			return
+		}
+	}
+	text := ans.Message
+	if text == "" {
+		text = job.ReasonName(ans.Reason)
+	}
+	a.State, a.Reason = queued, orkv1.Reason_REASON_CLAIM_REFUSED
+	a.Message = bound(fmt.Sprintf("rack %s refused the plan (%s); another is made", a.RackID, text))
+	a.NotBefore = now.Add(backoff(l.RefusalFirst, l.RefusalMost, a.Refusals))
+	a.RackID, a.Nodes, a.ClaimedAt = "", nil, time.Time{}
+}
+
+func stepLive(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sight, wanted, gone bool) {
+	st := seen.Status
+	phase := st.GetPhase()
+	switch {
+	case a.Fenced:
+		end(a, failed, orkv1.Reason_REASON_FENCED, "a second key redeemed its join token; both keys are refused", s.Now)
+		return
+	case !wanted:
+		stop(j, a, s.Now)
+		return
+	case phase == workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED:
+		end(a, failed, or(st.Reason, orkv1.Reason_REASON_VM_FAILED), orText(st.Message, "the cluster gave it up"), s.Now)
+		return
+	case phase == workerv1.AttemptPhase_ATTEMPT_PHASE_ENDED:
+		guestEnded(j, a, st, s.Now)
+		return
+	case gone && !a.Anchored && a.State == provisioning:
+		// The claim lapsed before anything was made: same plan, proposed again.
+		a.State, a.Reason = reserving, orkv1.Reason_REASON_UNSPECIFIED
+		a.Message = "the claim lapsed before anything was made; proposed again"
+		a.Seen, a.ClaimedAt = false, time.Time{}
+		return
+	case gone:
+		end(a, failed, orkv1.Reason_REASON_VM_FAILED, "its VM was removed from the cluster by somebody else", s.Now)
+		a.Gone = true
+		return
+	}
+	switch a.State {
+	case provisioning:
+		stepProvisioning(l, a, seen, rack, s)
+	case starting:
+		stepStarting(l, j, a, seen, s)
+	case running:
+		if r := seen.Agent.Report; r.GetPhase() == agentv1.Phase_PHASE_FAILED {
+			end(a, failed, orkv1.Reason_REASON_ENGINE_FAILED, orText(r.Message, "the agent reported a failure"), s.Now)
+		} else if r != nil {
+			a.Message = bound(r.Message)
+		}
+	}
+}
+
+func guestEnded(j *job.Job, a *job.Attempt, st *workerv1.AttemptStatus, now time.Time) {
+	reason := or(st.Reason, orkv1.Reason_REASON_VM_FAILED)
+	switch {
+	case st.GuestSucceeded && j.Inference():
+		end(a, failed, orkv1.Reason_REASON_GUEST_SHUTDOWN, orText(st.Message, "the VM shut itself down"), now)
+	case st.GuestSucceeded:
+		end(a, succeeded, orkv1.Reason_REASON_GUEST_SHUTDOWN, orText(st.Message, "the VM shut itself down"), now)
+	default:
+		end(a, failed, reason, orText(st.Message, "the VM ended by itself"), now)
+	}
+}
+
+func stepProvisioning(l Limits, a *job.Attempt, seen Attempt, rack Rack, s Sight) {
+	if a.AgentKey != "" {
+		a.State, a.Reason, a.Message = starting, orkv1.Reason_REASON_UNSPECIFIED, "the agent said hello"
+		a.HelloAt = s.Now
+		return
+	}
+	st := seen.Status
+	if st == nil {
+		return
+	}
+	switch st.Phase {
+	case workerv1.AttemptPhase_ATTEMPT_PHASE_CREATING:
+		a.Reason = st.Reason
+	case workerv1.AttemptPhase_ATTEMPT_PHASE_IMPORTING:
+		a.Reason = or(st.Reason, orkv1.Reason_REASON_IMPORTING_IMAGE)
+	case workerv1.AttemptPhase_ATTEMPT_PHASE_SCHEDULING:
+		a.Reason = or(st.Reason, orkv1.Reason_REASON_SCHEDULING)
+	case workerv1.AttemptPhase_ATTEMPT_PHASE_BOOTING:
+		a.Reason = or(st.Reason, orkv1.Reason_REASON_BOOTING)
+	case workerv1.AttemptPhase_ATTEMPT_PHASE_UP:
+		a.Reason, a.Message = orkv1.Reason_REASON_WAITING_FOR_AGENT, "its VM runs; waits for the agent in it"
+		// Only time in which the agent could have been heard counts.
+		from := latest(a.UpAt, s.Started, rack.Since)
+		if rack.Connected && s.Now.Sub(from) > l.AgentHello {
+			end(a, failed, orkv1.Reason_REASON_AGENT_TIMEOUT,
+				fmt.Sprintf("its VM runs and no agent called within %s; the image may lack cloud-init, or the VM cannot reach the network", l.AgentHello), s.Now)
+		}
+		return
+	case workerv1.AttemptPhase_ATTEMPT_PHASE_DELETING:
+		a.Reason = st.Reason
+	}
+	a.Message = bound(st.Message)
+	if st.Phase == workerv1.AttemptPhase_ATTEMPT_PHASE_IMPORTING && st.ImportPercent > 0 && st.ImportPercent <= 100 {
+		a.Message = bound(strings.TrimSpace(fmt.Sprintf("%d %% %s", st.ImportPercent, st.Message)))
+	}
+}
+
+func stepStarting(l Limits, j *job.Job, a *job.Attempt, seen Attempt, s Sight) {
+	limit, reason := l.ContainerReady, orkv1.Reason_REASON_CHECKING_GPUS
+	if j.Inference() {
+		limit, reason = l.EngineReady, orkv1.Reason_REASON_LOADING_MODEL
+	}
+	r := seen.Agent.Report
+	switch r.GetPhase() {
+	case agentv1.Phase_PHASE_READY:
+		if seen.Agent.NodesReady {
+			a.State, a.Reason, a.Message = running, orkv1.Reason_REASON_UNSPECIFIED, bound(r.Message)
+			a.RunningAt = s.Now
+			return
+		}
+	case agentv1.Phase_PHASE_FAILED:
+		end(a, failed, orkv1.Reason_REASON_ENGINE_FAILED, orText(r.Message, "the agent reported a failure"), s.Now)
+		return
+	}
+	a.Reason = reason
+	if r != nil {
+		a.Message = bound(r.Message)
+	}
+	from := latest(a.HelloAt, s.Started, seen.Agent.Since)
+	if seen.Agent.Attending && s.Now.Sub(from) > limit {
+		end(a, failed, orkv1.Reason_REASON_AGENT_TIMEOUT,
+			fmt.Sprintf("not ready within %s; the agent's last word: %s", limit, orText(a.Message, "none")), s.Now)
+	}
+}
+
+// readiness copies the agent's own claim while it is heard, and drops it when
+// the agent is lost. It never ends an attempt.
+func readiness(l Limits, a *job.Attempt, seen Attempt, s Sight) {
+	switch {
+	case a.State != running || a.Fenced || seen.Agent.lost(l, s):
+		a.AgentReady = false
+	case seen.Agent.Report != nil:
+		a.AgentReady = seen.Agent.Report.Phase == agentv1.Phase_PHASE_READY && seen.Agent.NodesReady
+	}
+}
+
+// marks sets the conditions that stand beside the state.
+func marks(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sight) {
+	since, why := time.Time{}, ""
+	switch {
+	case a.Settled() || a.State == queued || a.RackID == "":
+	case !rack.Connected:
+		if from := latest(rack.Since, s.Started); s.Now.Sub(from) > l.RackSilence {
+			since, why = from, fmt.Sprintf("the worker of rack %s cannot be reached; nothing is assumed of this attempt", a.RackID)
+		}
+	case rack.Fault != "":
+		since = orTime(rack.FaultSince, s.Now)
+		why = bound(fmt.Sprintf("the cluster of rack %s cannot be asked: %s", a.RackID, rack.Fault))
+	case seen.Status.GetUnreachableSince() != nil:
+		since = seen.Status.UnreachableSince.AsTime()
+		why = "its node is not heard of; it may still run there"
+	case (a.State == starting || a.State == running) && seen.Agent.lost(l, s):
+		since, why = latest(seen.Agent.HeardAt, s.Started), "its agent is not heard of; the cluster says that the VM runs"
+	}
+	mark(&a.Unreachable, since, why)
+
+	since, why = time.Time{}, ""
+	switch {
+	case a.State == stopping && j.Inference() && !drained(l, a, seen, s.Now):
+		since, why = a.StoppingAt, "finishes the requests it has"
+	case a.State == running && seen.Agent.Report.GetPhase() == agentv1.Phase_PHASE_DRAINING:
+		since, why = s.Now, "its agent takes nothing new"
+	case a.State == running && seen.Status.GetReason() == orkv1.Reason_REASON_DRAINED:
+		since, why = s.Now, orText(seen.Status.Message, "its node is being drained")
+	}
+	mark(&a.Draining, since, why)
+}
+
+// mark keeps the first moment of a condition while it lasts.
+func mark(m *job.Mark, since time.Time, why string) {
+	if why == "" {
+		*m = job.Mark{}
+		return
+	}
+	if !m.Set() {
+		m.Since = since
+	}
+	m.Message = why
+}
+
+// absent reports whether the cluster said that it holds nothing of the attempt.
+func absent(l Limits, a *job.Attempt, seen Attempt, rack Rack) bool {
+	switch {
+	case seen.Proposing:
+		return false
+	case !a.Sent:
+		return true
+	case !rack.complete() || seen.Status != nil:
+		return false
+	case a.Seen:
+		return true
+	case !seen.DeletedAt.IsZero():
+		return rack.ReportedAt.Sub(seen.DeletedAt) > l.AbsenceGrace
+	case a.State == provisioning && !a.ClaimedAt.IsZero():
+		return rack.ReportedAt.Sub(a.ClaimedAt) > l.AbsenceGrace
+	}
+	return false
+}
+
+// drained reports whether an ending attempt may be taken down.
+func drained(l Limits, a *job.Attempt, seen Attempt, now time.Time) bool {
+	if a.RunningAt.IsZero() || !seen.Agent.Attending || now.Sub(a.StoppingAt) >= l.Drain {
+		return true
+	}
+	r := seen.Agent.Report
+	return r.GetPhase() == agentv1.Phase_PHASE_DRAINING && r.RequestsRunning == 0 && r.RequestsWaiting == 0
+}
+
+// stop begins the end that the user (or a limit) asked for.
+func stop(j *job.Job, a *job.Attempt, now time.Time) {
+	a.State, a.Reason = stopping, j.IntentReason
+	a.Message = "waits until the cluster says that nothing of it is left"
+	a.StoppingAt = now
+	a.AgentReady = false
+}
+
+// finish is the end of an attempt that somebody ended.
+func finish(j *job.Job, a *job.Attempt, now time.Time) {
+	if j.Intent == job.IntentDelete {
+		end(a, cancelled, j.IntentReason, "ended because the job is deleted", now)
+		return
+	}
+	text := "stopped; its root disk is kept and its GPUs are given up"
+	if a.ClaimedAt.IsZero() {
+		text = "stopped before it held anything"
+	}
+	if j.IntentReason == orkv1.Reason_REASON_MAX_DURATION {
+		text = "ran for its maximum duration; its root disk is kept and its GPUs are given up"
+	}
+	end(a, stopped, j.IntentReason, text, now)
+}
+
+// end writes the outcome, once: an ended attempt stays as it ended.
+func end(a *job.Attempt, state orkv1.State, reason orkv1.Reason, message string, now time.Time) {
+	if job.Ended(a.State) {
+		return
+	}
+	a.State, a.Reason, a.Message, a.EndedAt = state, reason, bound(message), now
+	a.AgentReady = false
+}
+
+func backoff(first, most time.Duration, n uint32) time.Duration {
+	d := first
+	for ; n > 1 && d < most; n-- {
+		d *= 2
+	}
+	return min(d, most)
+}
+
+// bound keeps the words of others short and on one line.
+func bound(text string) string {
+	const most = 1024
+	if len(text) > most {
+		text = text[:most] + "..."
+	}
+	return strings.ToValidUTF8(strings.Map(func(r rune) rune {
+		if r < ' ' || r == 0x7f {
+			return ' '
+		}
+		return r
+	}, text), "")
+}
+
+func or(a, b orkv1.Reason) orkv1.Reason {
+	if a != orkv1.Reason_REASON_UNSPECIFIED {
+		return a
+	}
+	return b
+}
+
+func orText(a, b string) string {
+	if a != "" {
+		return a
+	}
+	return b
+}
+
+func orTime(a, b time.Time) time.Time {
+	if !a.IsZero() {
+		return a
+	}
+	return b
+}
