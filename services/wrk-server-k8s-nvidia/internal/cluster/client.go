@@ -1,0 +1,96 @@
+package cluster
+
+import (
+	"fmt"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	networkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
+	"k8s.io/client-go/rest"
+	cdiv1beta1 "kubevirt.io/client-go/containerizeddataimporter/typed/core/v1beta1"
+	kubevirtv1 "kubevirt.io/client-go/kubevirt/typed/core/v1"
+)
+
+// Requests a second that the worker sends at most, and its bursts.
+const (
+	requestsPerSecond = 50
+	requestBurst      = 100
+)
+
+// Client holds the narrow typed clients that the worker uses, all over one
+// Connection. Calls take their deadline from their context: there is no other.
+type Client struct {
+	// Namespace is where attempts' objects live.
+	Namespace     string
+	Core          corev1.CoreV1Interface
+	Networking    networkingv1.NetworkingV1Interface
+	Coordination  coordinationv1.CoordinationV1Interface
+	Authorization authorizationv1.AuthorizationV1Interface
+	KubeVirt      kubevirtv1.KubevirtV1Interface
+	CDI           cdiv1beta1.CdiV1beta1Interface
+}
+
+// NewClient makes the clients. It does not dial.
+func NewClient(conn *Connection, namespace, userAgent string) (*Client, error) {
+	config := &rest.Config{
+		Host:      "https://cluster.invalid", // replaced by Connection
+		Transport: conn,
+		QPS:       requestsPerSecond,
+		Burst:     requestBurst,
+		UserAgent: userAgent,
+	}
+	http, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	c := &Client{Namespace: namespace}
+	if c.Core, err = corev1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	if c.Networking, err = networkingv1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	if c.Coordination, err = coordinationv1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	if c.Authorization, err = authorizationv1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	if c.KubeVirt, err = kubevirtv1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	if c.CDI, err = cdiv1beta1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Refused says that the cluster will not take this object however often it is
+// sent: it is malformed, forbidden, or its kind does not exist here. A quota is
+// not such a refusal, it can free itself.
+func Refused(err error) bool {
+	switch {
+	case apierrors.IsForbidden(err):
+		return !strings.Contains(err.Error(), "exceeded quota")
+	case apierrors.IsInternalError(err):
+		return false
+	default:
+		return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) || apierrors.IsNotFound(err) ||
+			apierrors.IsMethodNotSupported(err) || apierrors.IsRequestEntityTooLargeError(err) ||
+			apierrors.IsNotAcceptable(err) || apierrors.IsUnsupportedMediaType(err)
+	}
+}
+
+// Words are the cluster's own words of an error, on one line, at most 500 bytes.
+func Words(err error) string {
+	if err == nil {
+		return ""
+	}
+	return oneLine(err.Error())
+}
+
+// Wordsf is fmt.Sprintf made fit for a report like Words.
+func Wordsf(format string, a ...any) string { return oneLine(fmt.Sprintf(format, a...)) }
