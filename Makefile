@@ -1,0 +1,45 @@
+# Thin: every target calls a script or one command. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+export CGO_ENABLED ?= 0
+
+.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end lint generate install clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 20
+
+setup: ## Install what a fresh Debian machine lacks (apt, npm), with progress
+	@scripts/setup.sh
+
+build: setup ## Build every binary into build/bin and the web interface into build/ui
+	@scripts/build.sh
+
+demo: build ## Start everything on loopback, run the main job, stay up until Ctrl-C (ONCE=1: exit after it)
+	@build/bin/cosmicac demo --bin build/bin --ui build/ui $(if $(ONCE),--once) $(if $(DIR),--dir $(DIR)) $(if $(PORT),--port $(PORT))
+
+test: ## Run every test: lint, unit, cluster, browser, end to end
+	@scripts/test.sh
+
+test-go: ## Unit and in-process tests of proto, pkg and services, with the race detector
+	@scripts/test.sh go
+
+test-cluster: build ## Tests of the embedded cluster
+	@scripts/test.sh cluster
+
+test-ui: build ## Tests of the web interface in Chromium
+	@scripts/test.sh ui
+
+test-end-to-end: build ## The whole platform: main job, killed daemons, strangers, bad input
+	@scripts/test.sh end-to-end
+
+lint: ## gofmt, vet, staticcheck, buf lint, stale and breaking wire code
+	@scripts/lint.sh
+
+generate: ## Make proto/gen anew from proto/
+	@scripts/generate.sh
+
+install: build ## Install binaries, units and the web interface on this host (DESTDIR honoured)
+	@scripts/install.sh
+
+clean: ## Remove build/
+	@rm -rf build

@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Every test, or the parts named: lint go cluster ui end-to-end.
+. "$(dirname "$0")/lib.sh"
+parts=("$@")
+[ ${#parts[@]} -gt 0 ] || { scripts/setup.sh; scripts/build.sh; parts=(lint go cluster ui end-to-end); }
+export COSMICAC_BIN="$bin" COSMICAC_UI="$root/build/ui" COSMICAC_DEVCLUSTER_BIN="$bin/cosmicac-devcluster" COSMICAC_CADDY_BIN="$bin/caddy" COSMICAC_REQUIRE_CLUSTER=1
+
+for part in "${parts[@]}"; do
+  case "$part" in
+  lint) scripts/lint.sh ;;
+  go)
+    say "tests of proto, pkg and services, race detector on"
+    CGO_ENABLED=1 GOGC=200 go test -race -count=1 -timeout 30m -p 2 ./proto/... ./pkg/... ./services/...
+    ;;
+  cluster)
+    say "tests of the embedded cluster"
+    (cd deploy/devcluster && GOWORK=off go test -count=1 -timeout 20m ./...)
+    ;;
+  ui)
+    say "tests of the web interface"
+    (cd services/app-ui && npm ci --no-audit --no-fund --loglevel=error && npm test --silent)
+    ;;
+  end-to-end)
+    say "the whole platform, end to end"
+    COSMICAC_END_TO_END=1 go test -count=1 -timeout 30m -v -run EndToEnd ./services/cosmicac-cli/internal/demo
+    ;;
+  *) echo "test: unknown part $part (lint, go, cluster, ui, end-to-end)" >&2; exit 2 ;;
+  esac
+done
+say "all tests passed"

@@ -1,0 +1,76 @@
+import { AppShell, Badge, Burger, Button, Group, NavLink, Text, Title } from '@mantine/core';
+import { useDisclosure } from '@mantine/hooks';
+import { IconCpu, IconKey, IconLayoutList, IconStethoscope } from '@tabler/icons-react';
+import { useQuery, useQueryClient } from '@tanstack/react-query';
+import { useSyncExternalStore } from 'react';
+import { Link, Redirect, Route, Switch, useLocation } from 'wouter';
+import { call, token, type User } from './api';
+import { CreateJob } from './CreateJob';
+import { Health } from './Health';
+import { JobPage } from './JobPage';
+import { Jobs } from './Jobs';
+import { Keys } from './Keys';
+import { Login } from './Login';
+import { Racks } from './Racks';
+
+export function App() {
+  const loggedIn = useSyncExternalStore(token.subscribe, () => token.get() !== null);
+  return loggedIn ? <Shell /> : <Login />;
+}
+
+const pages = [
+  { path: '/jobs', label: 'Jobs', icon: IconLayoutList },
+  { path: '/racks', label: 'Racks', icon: IconCpu },
+  { path: '/health', label: 'Health', icon: IconStethoscope },
+];
+
+function Shell() {
+  const [opened, { toggle, close }] = useDisclosure();
+  const [location] = useLocation();
+  const queries = useQueryClient();
+  const me = useQuery({ queryKey: ['me'], queryFn: () => call<{ user: User }>('GET', '/api/v1/me') });
+  const logout = async () => {
+    await call('POST', '/api/v1/logout').catch(() => undefined);
+    token.set(null);
+    queries.clear();
+  };
+  return (
+    <AppShell header={{ height: 56 }} navbar={{ width: 220, breakpoint: 'sm', collapsed: { mobile: !opened } }} padding="md">
+      <AppShell.Header>
+        <Group h="100%" px="md" justify="space-between" wrap="nowrap">
+          <Group wrap="nowrap">
+            <Burger opened={opened} onClick={toggle} hiddenFrom="sm" size="sm" aria-label="Menu" />
+            <Title order={3}>CosmicAC</Title>
+          </Group>
+          <Group gap="sm" wrap="nowrap">
+            <Text size="sm" c="dimmed" visibleFrom="sm">{me.data?.user.email}</Text>
+            {me.data?.user.administrator && <Badge variant="light" visibleFrom="sm">administrator</Badge>}
+            <Button variant="default" size="xs" onClick={logout}>Log out</Button>
+          </Group>
+        </Group>
+      </AppShell.Header>
+      <AppShell.Navbar p="sm">
+        {pages.map((p) => (
+          <NavLink key={p.path} component={Link} href={p.path} label={p.label} leftSection={<p.icon size={18} />} active={location.startsWith(p.path)} onClick={close} />
+        ))}
+        <NavLink label="Settings" defaultOpened>
+          <NavLink label="Developer" defaultOpened>
+            <NavLink component={Link} href="/settings/api-keys" label="API keys" leftSection={<IconKey size={18} />} active={location === '/settings/api-keys'} onClick={close} />
+          </NavLink>
+        </NavLink>
+      </AppShell.Navbar>
+      <AppShell.Main>
+        <Switch>
+          <Route path="/jobs/new" component={CreateJob} />
+          <Route path="/jobs/:id">{(p) => <JobPage id={p.id} />}</Route>
+          <Route path="/jobs" component={Jobs} />
+          <Route path="/racks" component={Racks} />
+          <Route path="/health" component={Health} />
+          <Route path="/settings/api-keys" component={Keys} />
+          <Route path="/"><Redirect to="/jobs" /></Route>
+          <Route><Text>There is no such page.</Text></Route>
+        </Switch>
+      </AppShell.Main>
+    </AppShell>
+  );
+}

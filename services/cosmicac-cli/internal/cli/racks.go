@@ -1,0 +1,189 @@
+package cli
+
+import (
+	"fmt"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/cosmicac/cosmicac/services/cosmicac-cli/internal/client"
+)
+
+func (e *environment) racksCommand() *cobra.Command {
+	c := &cobra.Command{Use: "racks", Short: "The GPU capacity behind each worker", Args: cobra.NoArgs, RunE: helpOnly}
+	list := &cobra.Command{
+		Use: "list", Short: "List racks", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			racks, err := e.racks(cmd)
+			if err != nil {
+				return err
+			}
+			return e.print(map[string]any{"racks": racks}, func(t *tableWriter) {
+				t.row("ID", "LOCATION", "CONNECTED", "CORDONED", "NODES", "GPUS", "HELD", "OFFERABLE", "SEEN", "MESSAGE")
+				for _, r := range racks {
+					var total, held, offerable uint32
+					for _, n := range r.Nodes {
+						for _, g := range n.GPUs {
+							total, held, offerable = total+g.Total, held+g.Held, offerable+g.Offerable
+						}
+					}
+					message := r.Message
+					if r.Simulated {
+						message = strings.TrimPrefix(message+"; simulated", "; ")
+					}
+					t.row(r.ID, r.Location, r.Connected, r.Cordoned, len(r.Nodes), total, held, offerable, age(r.LastSeenAt, time.Now()), orDash(message))
+				}
+			})
+		},
+	}
+	var location, key string
+	var models []string
+	var maximum uint32
+	put := &cobra.Command{
+		Use: "register ID", Short: "Make or change a rack's entry", Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := e.client()
+			if err != nil {
+				return err
+			}
+			body := map[string]any{"location": location, "key": key, "allowed_models": models, "maximum_gpus": maximum}
+			if models == nil {
+				body["allowed_models"] = []string{}
+			}
+			if err := api.Call(cmd.Context(), "PUT", "/api/v1/racks/"+url.PathEscape(args[0]), nil, nil, body, nil); err != nil {
+				return err
+			}
+			fmt.Fprintf(e.out, "registered rack %s in %s\n", args[0], location)
+			return nil
+		},
+	}
+	put.Flags().StringVar(&location, "location", "", "location code, as us")
+	put.Flags().StringVar(&key, "key", "", "the worker's key, as its log and status file show it")
+	put.Flags().StringSliceVar(&models, "allowed-models", nil, "only these GPU models (default: all)")
+	put.Flags().Uint32Var(&maximum, "maximum-gpus", 0, "never hold more than this (0: no bound)")
+	act := func(use, short, method, suffix string, body any, done string) *cobra.Command {
+		return &cobra.Command{Use: use + " ID", Short: short, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
+			api, err := e.client()
+			if err != nil {
+				return err
+			}
+			if err := api.Call(cmd.Context(), method, "/api/v1/racks/"+url.PathEscape(args[0])+suffix, nil, nil, body, nil); err != nil {
+				return err
+			}
+			fmt.Fprintf(e.out, "%s rack %s\n", done, args[0])
+			return nil
+		}}
+	}
+	c.AddCommand(list, put,
+		act("cordon", "Give no new GPUs of a rack", "POST", "/cordon", map[string]bool{"cordoned": true}, "cordoned"),
+		act("uncordon", "Give its GPUs again", "POST", "/cordon", map[string]bool{"cordoned": false}, "uncordoned"),
+		act("forget", "Remove a rack's entry; refused while it has live jobs", "DELETE", "", nil, "forgot"))
+	return c
+}
+
+func (e *environment) racks(cmd *cobra.Command) ([]client.Rack, error) {
+	api, err := e.client()
+	if err != nil {
+		return nil, err
+	}
+	var list struct {
+		Racks []client.Rack `json:"racks"`
+	}
+	err = api.Call(cmd.Context(), "GET", "/api/v1/racks", nil, nil, nil, &list)
+	return list.Racks, err
+}
+
+func (e *environment) nodesCommand() *cobra.Command {
+	c := &cobra.Command{Use: "nodes", Short: "The machines of the racks and their GPUs", Args: cobra.NoArgs, RunE: helpOnly}
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List nodes", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			racks, err := e.racks(cmd)
+			if err != nil {
+				return err
+			}
+			var nodes []client.Node
+			for _, r := range racks {
+				for _, n := range r.Nodes {
+					n.RackID, n.Location = r.ID, r.Location
+					nodes = append(nodes, n)
+				}
+			}
+			return e.print(map[string]any{"nodes": nodes}, func(t *tableWriter) {
+				t.row("NODE", "RACK", "LOCATION", "SCHEDULABLE", "GPU", "TOTAL", "HEALTHY", "HELD", "OFFERABLE", "MESSAGE")
+				for _, n := range nodes {
+					for _, g := range n.GPUs {
+						message := n.Message
+						if g.Message != "" {
+							message = strings.TrimPrefix(message+"; "+g.Message, "; ")
+						}
+						t.row(n.Name, n.RackID, n.Location, n.Schedulable, g.Model, g.Total, g.Healthy, g.Held, g.Offerable, orDash(message))
+					}
+				}
+			})
+		},
+	})
+	return c
+}
+
+func (e *environment) gpusCommand() *cobra.Command {
+	c := &cobra.Command{Use: "gpus", Short: "What GPUs one could get now", Args: cobra.NoArgs, RunE: helpOnly}
+	c.AddCommand(&cobra.Command{
+		Use: "available", Short: "GPU models by location", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			api, err := e.client()
+			if err != nil {
+				return err
+			}
+			var list struct {
+				GPUs []client.AvailableGPU `json:"gpus"`
+			}
+			if err := api.Call(cmd.Context(), "GET", "/api/v1/gpus", nil, nil, nil, &list); err != nil {
+				return err
+			}
+			return e.print(list, func(t *tableWriter) {
+				t.row("GPU", "LOCATION", "TOTAL", "HELD", "OFFERABLE", "LARGEST ON ONE NODE")
+				for _, g := range list.GPUs {
+					t.row(g.Model, g.Location, g.Total, g.Held, g.Offerable, g.LargestNodeOfferable)
+				}
+			})
+		},
+	})
+	return c
+}
+
+// catalogueCommand lists one of the catalogues.
+func (e *environment) catalogueCommand(what string) *cobra.Command {
+	c := &cobra.Command{Use: what, Short: "The catalogue of " + what, Args: cobra.NoArgs, RunE: helpOnly}
+	c.AddCommand(&cobra.Command{
+		Use: "list", Short: "List " + what, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			api, err := e.client()
+			if err != nil {
+				return err
+			}
+			var list map[string][]map[string]any
+			if err := api.Call(cmd.Context(), "GET", "/api/v1/"+what, nil, nil, nil, &list); err != nil {
+				return err
+			}
+			columns := map[string][]string{"models": {"id", "runtime", "description"}, "images": {"name", "default_user", "description"}, "locations": {"code", "name"}}[what]
+			return e.print(list, func(t *tableWriter) {
+				var head []any
+				for _, k := range columns {
+					head = append(head, strings.ToUpper(strings.ReplaceAll(k, "_", " ")))
+				}
+				t.row(head...)
+				for _, item := range list[what] {
+					var cells []any
+					for _, k := range columns {
+						cells = append(cells, orDash(fmt.Sprint(item[k])))
+					}
+					t.row(cells...)
+				}
+			})
+		},
+	})
+	return c
+}
