@@ -1,0 +1,123 @@
+package api
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+)
+
+// route is one row of the table.
+type route struct {
+	method, path string
+	id           string
+	right        Right
+	// audit names the action in the audit log; empty for what changes nothing.
+	audit   string
+	status  int
+	tag     string
+	summary string
+}
+
+const (
+	auditKey  = "audit"
+	streamKey = "stream"
+)
+
+// routes is the table of everything the API does and the right that each needs.
+func (s *Server) routes() {
+	add(s, route{"GET", "/openapi.json", "get-openapi", Public, "", 200, "Meta", "This document"}, s.openAPI)
+
+	add(s, route{"POST", "/login", "login", Public, "login", 200, "People", "Sign in with email and password"}, s.login)
+	add(s, route{"POST", "/logout", "logout", Authenticated, "logout", 204, "People", "End this sign-in"}, s.logout)
+	add(s, route{"GET", "/me", "get-me", Authenticated, "", 200, "People", "Who I am"}, s.me)
+	add(s, route{"POST", "/me/password", "change-my-password", Authenticated, "password.change", 204, "People", "Change my password and end all my sign-ins"}, s.changePassword)
+	add(s, route{"GET", "/users", "list-users", Admin, "", 200, "People", "List users"}, s.listUsers)
+	add(s, route{"POST", "/users", "create-user", Admin, "user.create", 201, "People", "Make a user"}, s.createUser)
+	add(s, route{"PATCH", "/users/{id}", "change-user", Admin, "user.change", 200, "People", "Change a user's password, power or access"}, s.changeUser)
+	add(s, route{"DELETE", "/users/{id}", "delete-user", Admin, "user.delete", 204, "People", "Remove a user who has no jobs"}, s.deleteUser)
+	add(s, route{"GET", "/audit", "list-audit", Admin, "", 200, "People", "Who did what, newest first"}, s.listAudit)
+
+	add(s, route{"POST", "/jobs", "create-job", JobsWrite, "job.create", 201, "Jobs", "Make a job"}, s.createJob)
+	add(s, route{"GET", "/jobs", "list-jobs", JobsRead, "", 200, "Jobs", "List jobs, newest first"}, s.listJobs)
+	add(s, route{"GET", "/jobs/{id}", "get-job", JobsRead, "", 200, "Jobs", "Read a job"}, s.getJob)
+	add(s, route{"POST", "/jobs/{id}/stop", "stop-job", JobsWrite, "job.stop", 200, "Jobs", "Stop a job, keep its disks"}, s.stopJob)
+	add(s, route{"POST", "/jobs/{id}/start", "start-job", JobsWrite, "job.start", 200, "Jobs", "Start a stopped job again"}, s.startJob)
+	add(s, route{"DELETE", "/jobs/{id}", "delete-job", JobsWrite, "job.delete", 202, "Jobs", "Stop a job and remove its disks"}, s.deleteJob)
+	add(s, route{"GET", "/jobs/{id}/events", "stream-job", JobsRead, "", 200, "Jobs", "Follow a job as server-sent events"}, s.streamJob)
+	add(s, route{"GET", "/jobs/{id}/history", "list-job-history", JobsRead, "", 200, "Jobs", "A job's transitions, oldest first"}, s.jobHistory)
+	add(s, route{"POST", "/jobs/{id}/grants", "create-grant", JobsWrite, "grant.create", 201, "Jobs", "Get a signed grant to reach a job's agent"}, s.createGrant)
+
+	add(s, route{"GET", "/racks", "list-racks", Authenticated, "", 200, "Capacity", "List racks with nodes and GPUs"}, s.listRacks)
+	add(s, route{"PUT", "/racks/{id}", "put-rack", Admin, "rack.put", 200, "Capacity", "Make or change a rack's entry"}, s.putRack)
+	add(s, route{"POST", "/racks/{id}/cordon", "cordon-rack", Admin, "rack.cordon", 200, "Capacity", "Stop or resume new work on a rack"}, s.cordonRack)
+	add(s, route{"DELETE", "/racks/{id}", "forget-rack", Admin, "rack.forget", 204, "Capacity", "Remove a rack's entry"}, s.forgetRack)
+	add(s, route{"GET", "/nodes", "list-nodes", Authenticated, "", 200, "Capacity", "List nodes of every rack"}, s.listNodes)
+	add(s, route{"GET", "/gpus", "list-gpus", Authenticated, "", 200, "Capacity", "What is free, by model and location"}, s.listGPUs)
+	add(s, route{"GET", "/locations", "list-locations", Authenticated, "", 200, "Capacity", "Locations that have a rack"}, s.listLocations)
+
+	add(s, route{"POST", "/api-keys", "create-api-key", KeysWrite, "api_key.create", 201, "API keys", "Make a key; it is shown once"}, s.createKey)
+	add(s, route{"GET", "/api-keys", "list-api-keys", KeysRead, "", 200, "API keys", "List my keys"}, s.listKeys)
+	add(s, route{"GET", "/api-keys/usage", "get-api-key-usage", KeysRead, "", 200, "API keys", "What my keys used"}, s.keyUsage)
+	add(s, route{"GET", "/api-keys/{id}", "get-api-key", KeysRead, "", 200, "API keys", "Read a key's record"}, s.getKey)
+	add(s, route{"PATCH", "/api-keys/{id}", "rename-api-key", KeysWrite, "api_key.rename", 200, "API keys", "Rename an active key"}, s.renameKey)
+	add(s, route{"POST", "/api-keys/{id}/revoke", "revoke-api-key", KeysWrite, "api_key.revoke", 200, "API keys", "End a key for good; its usage stays"}, s.revokeKey)
+
+	add(s, route{"GET", "/models", "list-models", Authenticated, "", 200, "Catalogue", "Models that a job can serve"}, s.listModels)
+	add(s, route{"GET", "/images", "list-images", Authenticated, "", 200, "Catalogue", "Base images that a job can name"}, s.listImages)
+
+	add(s, route{"GET", "/network", "get-network", Authenticated, "", 200, "Network", "Signed records that a peer needs to join"}, s.getNetwork)
+	add(s, route{"GET", "/health", "get-health", Authenticated, "", 200, "Network", "Warnings of every daemon"}, s.health)
+	add(s, route{"GET", "/mesh", "get-mesh", Authenticated, "", 200, "Network", "Whom app-node is connected to"}, s.mesh)
+}
+
+// add puts one row into the table. A handler's error becomes a problem here.
+func add[I, O any](s *Server, r route, handle func(context.Context, *I) (*O, error)) {
+	op := huma.Operation{
+		OperationID:   r.id,
+		Method:        r.method,
+		Path:          r.path,
+		Summary:       r.summary,
+		Tags:          []string{r.tag},
+		DefaultStatus: r.status,
+		MaxBodyBytes:  MaximumBodyBytes,
+		Extensions:    map[string]any{Extension: r.right},
+		Metadata:      map[string]any{auditKey: r.audit, streamKey: r.id == "stream-job"},
+		Errors:        []int{http.StatusBadRequest},
+	}
+	if r.right != Public {
+		op.Security = []map[string][]string{{"token": {}}}
+		op.Errors = append(op.Errors, http.StatusUnauthorized, http.StatusForbidden)
+	}
+	huma.Register(s.api, op, func(ctx context.Context, input *I) (*O, error) {
+		out, err := handle(ctx, input)
+		if err == nil {
+			return out, nil
+		}
+		p := problemOf(err)
+		if p.Kind == string(fault.Internal) {
+			s.Log.Error("an operation failed", "operation", r.id, "error", err)
+		}
+		note(ctx, p)
+		return nil, p
+	})
+}
+
+func streams(op *huma.Operation) bool {
+	is, _ := op.Metadata[streamKey].(bool)
+	return is
+}
+
+type documentOutput struct {
+	ContentType string `header:"Content-Type"`
+	Body        []byte
+}
+
+func (s *Server) openAPI(context.Context, *struct{}) (*documentOutput, error) {
+	body, err := s.api.OpenAPI().MarshalJSON()
+	return &documentOutput{ContentType: "application/openapi+json", Body: body}, err
+}
+
+type nothing struct{}

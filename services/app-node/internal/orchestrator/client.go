@@ -1,0 +1,149 @@
+// Package orchestrator is app-node's view of wrk-ork: calls with a deadline, one
+// shared watch of every job, and which endpoint belongs to which job.
+//
+// It says in words when the orchestrator is away and never hangs longer than its
+// timeout. It does not check who may see a job, and it keeps nothing: what it holds
+// in memory is a copy that is rebuilt on every reconnect.
+package orchestrator
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"google.golang.org/grpc"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+)
+
+// Timeout bounds every call, so that a user waits this long at most.
+const Timeout = 5 * time.Second
+
+// Connector finds the orchestrator as it is known now. It does not dial.
+type Connector func() (grpc.ClientConnInterface, error)
+
+// Client calls the orchestrator. Its errors are faults for the user: what ork
+// said of the request passes through, all else is `unavailable` in words.
+type Client struct {
+	connect Connector
+	timeout time.Duration
+	observe func(method string, kind fault.Kind)
+}
+
+// NewClient makes a client. observe is told each call's method and kind ("" for
+// success); nil for nobody.
+func NewClient(connect Connector, timeout time.Duration, observe func(method string, kind fault.Kind)) *Client {
+	if observe == nil {
+		observe = func(string, fault.Kind) {}
+	}
+	return &Client{connect: connect, timeout: timeout, observe: observe}
+}
+
+func call[S, Q, A any](ctx context.Context, c *Client, method string, service func(grpc.ClientConnInterface) S,
+	f func(S, context.Context, Q, ...grpc.CallOption) (A, error), request Q,
+) (A, error) {
+	var none A
+	conn, err := c.connect()
+	if err != nil {
+		c.observe(method, fault.KindOf(err))
+		return none, away(err)
+	}
+	inner, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	answer, err := f(service(conn), inner, request)
+	c.observe(method, fault.KindOf(err))
+	if err == nil {
+		return answer, nil
+	}
+	if ctx.Err() != nil && errors.Is(ctx.Err(), context.Canceled) {
+		return none, fault.Wrap(fault.Canceled, ctx.Err(), "the request was given up")
+	}
+	return none, translate(err)
+}
+
+// translate keeps what is about the request and turns the rest into `unavailable`.
+// A refusal of this daemon by the mesh is not a refusal of the user.
+func translate(err error) error {
+	err = fault.FromGRPC(err)
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.Unreachable, fault.Timeout, fault.Canceled:
+		return away(err)
+	case fault.Denied, fault.Unauthenticated:
+		return fault.Wrap(fault.Unavailable, err, "the orchestrator refuses this app-node: check that its key is in the roster with the role app-node")
+	}
+	return err
+}
+
+func away(cause error) error {
+	return fault.Wrap(fault.Unavailable, cause, "the orchestrator cannot be reached now; jobs that run keep running, and whether a change was made is shown once it is back: try again")
+}
+
+// CreateJob records a job. existed is true when the idempotency key was seen before.
+func (c *Client) CreateJob(ctx context.Context, spec *orkv1.JobSpec, owner *orkv1.Owner, key string) (job *orkv1.Job, existed bool, err error) {
+	r, err := call(ctx, c, "CreateJob", orkv1.NewJobsClient, orkv1.JobsClient.CreateJob,
+		&orkv1.CreateJobRequest{Spec: spec, Owner: owner, IdempotencyKey: key})
+	return r.GetJob(), r.GetExisted(), err
+}
+
+// Job reads one job.
+func (c *Client) Job(ctx context.Context, id string) (*orkv1.Job, error) {
+	r, err := call(ctx, c, "GetJob", orkv1.NewJobsClient, orkv1.JobsClient.GetJob, &orkv1.GetJobRequest{Id: id})
+	if err == nil && r.GetJob() == nil {
+		return nil, fault.New(fault.NotFound, "there is no job %q", id)
+	}
+	return r.GetJob(), err
+}
+
+// Jobs lists a page of jobs, newest first.
+func (c *Client) Jobs(ctx context.Context, request *orkv1.ListJobsRequest) (*orkv1.ListJobsResponse, error) {
+	return call(ctx, c, "ListJobs", orkv1.NewJobsClient, orkv1.JobsClient.ListJobs, request)
+}
+
+// StopJob ends a job's attempts and gives up its GPUs.
+func (c *Client) StopJob(ctx context.Context, id, actor string) (*orkv1.Job, error) {
+	r, err := call(ctx, c, "StopJob", orkv1.NewJobsClient, orkv1.JobsClient.StopJob, &orkv1.StopJobRequest{Id: id, Actor: actor})
+	return r.GetJob(), err
+}
+
+// StartJob makes new attempts for what has ended.
+func (c *Client) StartJob(ctx context.Context, id, actor string) (*orkv1.Job, error) {
+	r, err := call(ctx, c, "StartJob", orkv1.NewJobsClient, orkv1.JobsClient.StartJob, &orkv1.StartJobRequest{Id: id, Actor: actor})
+	return r.GetJob(), err
+}
+
+// DeleteJob stops a job and removes its disks.
+func (c *Client) DeleteJob(ctx context.Context, id, actor string) (*orkv1.Job, error) {
+	r, err := call(ctx, c, "DeleteJob", orkv1.NewJobsClient, orkv1.JobsClient.DeleteJob, &orkv1.DeleteJobRequest{Id: id, Actor: actor})
+	return r.GetJob(), err
+}
+
+// Events lists a job's transitions after a sequence number, oldest first.
+func (c *Client) Events(ctx context.Context, id string, after uint64) ([]*orkv1.Event, error) {
+	r, err := call(ctx, c, "ListEvents", orkv1.NewJobsClient, orkv1.JobsClient.ListEvents, &orkv1.ListEventsRequest{JobId: id, AfterSequence: after})
+	return r.GetEvents(), err
+}
+
+// Racks lists racks with their workers' reports.
+func (c *Client) Racks(ctx context.Context) ([]*orkv1.Rack, error) {
+	r, err := call(ctx, c, "ListRacks", orkv1.NewRacksClient, orkv1.RacksClient.ListRacks, &orkv1.ListRacksRequest{})
+	return r.GetRacks(), err
+}
+
+// PutRack makes or changes a rack's entry.
+func (c *Client) PutRack(ctx context.Context, entry *orkv1.RackEntry) (*orkv1.RackEntry, error) {
+	r, err := call(ctx, c, "PutRack", orkv1.NewRacksClient, orkv1.RacksClient.PutRack, &orkv1.PutRackRequest{Entry: entry})
+	return r.GetEntry(), err
+}
+
+// CordonRack stops or resumes new grants on a rack.
+func (c *Client) CordonRack(ctx context.Context, id string, cordoned bool) (*orkv1.RackEntry, error) {
+	r, err := call(ctx, c, "CordonRack", orkv1.NewRacksClient, orkv1.RacksClient.CordonRack, &orkv1.CordonRackRequest{Id: id, Cordoned: cordoned})
+	return r.GetEntry(), err
+}
+
+// ForgetRack removes a rack's entry.
+func (c *Client) ForgetRack(ctx context.Context, id string) error {
+	_, err := call(ctx, c, "ForgetRack", orkv1.NewRacksClient, orkv1.RacksClient.ForgetRack, &orkv1.ForgetRackRequest{Id: id})
+	return err
+}
