@@ -1,0 +1,254 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"io"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/multiformats/go-multistream"
+)
+
+const (
+	// admitLimit bounds one admit dialogue, and how long a connection may stay
+	// without one.
+	admitLimit = 5 * time.Second
+	// partLimit is how long a refusing side waits for the refused to have read why.
+	partLimit = time.Second
+	// dialerRoster is the largest roster a dialer shows unasked: its frame must
+	// fit a stranger's bound.
+	dialerRoster = 10 << 10
+	dialerInfo   = 4 << 10
+
+	admitsPerPrefix, admitsTotal = 512, 2048 // dialogues at a time
+	guestsPerPrefix, guestsTotal = 16, 256   // connections of class guest or joining
+	joiningTotal                 = 4096
+)
+
+// introduce runs the dialer's side of the dialogue on s.
+func (n *Node) introduce(ctx context.Context, s *session) error {
+	ctx, cancel := context.WithTimeout(ctx, admitLimit)
+	defer cancel()
+	err := n.introduceOnce(ctx, s)
+	if err != nil {
+		s.fail(err)
+		_ = s.conn.Close()
+		return err
+	}
+	n.settled(s)
+	return nil
+}
+
+func (n *Node) introduceOnce(ctx context.Context, s *session) error {
+	stream, err := n.negotiate(ctx, s, n.protocol(admitName))
+	if err != nil {
+		var unsupported multistream.ErrNotSupported[protocolID]
+		if errors.As(err, &unsupported) {
+			return n.wasRefused(s, fault.New(fault.Denied, "%s is not of network %s", s.peer, n.network.ID()))
+		}
+		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s", s.peer)
+	}
+	defer stream.Close()
+	deadline, _ := ctx.Deadline()
+	_ = stream.SetDeadline(deadline)
+	if err := writeFrame(stream, n.credentialForDial()); err != nil {
+		_ = stream.Reset()
+		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s", s.peer)
+	}
+	var verdict meshv1.Verdict
+	if err := readFrame(stream, memberFrame, &verdict); err != nil {
+		_ = stream.Reset()
+		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s: no verdict", s.peer)
+	}
+	if !verdict.GetOk() {
+		return n.wasRefused(s, verdictFault(s, &verdict))
+	}
+	caller, err := n.judge(ctx, s, verdict.GetCredential())
+	if err != nil {
+		_ = writeFrame(stream, refusal(err))
+		part(stream)
+		n.refused(s, err)
+		return err
+	}
+	s.admit(caller, verdict.GetCredential())
+	n.learnKey(caller, verdict.GetNetworkKey())
+	if err := writeFrame(stream, n.verdictFor(caller, nil)); err != nil {
+		_ = stream.Reset()
+		return fault.Wrap(fault.Unreachable, err, "answer %s", s.peer)
+	}
+	_ = stream.CloseWrite()
+	s.welcomed()
+	return nil
+}
+
+// serveAdmit runs the listener's side.
+func (n *Node) serveAdmit(stream network.Stream) {
+	done, ok := n.work()
+	if !ok {
+		_ = stream.Reset()
+		return
+	}
+	defer done()
+	s := n.sessions.get(stream.Conn())
+	if s == nil {
+		_ = stream.Reset()
+		return
+	}
+	s.heard.Store(n.monotonic())
+	release, ok := n.admits.acquire(prefixOf(s.conn.RemoteMultiaddr()), admitsPerPrefix, admitsTotal)
+	if !ok {
+		_ = stream.ResetWithError(network.StreamRateLimited)
+		return
+	}
+	defer release()
+	if err := n.answer(stream, s); err != nil {
+		s.fail(err)
+		_ = s.conn.Close()
+		return
+	}
+	n.settled(s)
+}
+
+func (n *Node) answer(stream network.Stream, s *session) error {
+	defer stream.Close()
+	_ = stream.SetDeadline(time.Now().Add(admitLimit))
+	ctx, cancel := context.WithTimeout(n.ctx, admitLimit)
+	defer cancel()
+	limit := guestFrame
+	if _, ok := n.network.Member(s.peer); ok {
+		limit = memberFrame
+	}
+	var shown meshv1.Credential
+	if err := readFrame(stream, limit, &shown); err != nil {
+		_ = stream.ResetWithError(network.StreamProtocolViolation)
+		n.refused(s, err)
+		return err
+	}
+	caller, err := n.judge(ctx, s, &shown)
+	if err != nil {
+		_ = writeFrame(stream, refusal(err))
+		part(stream)
+		n.refused(s, err)
+		return err
+	}
+	s.admit(caller, &shown) // before the verdict: its reader may open streams at once
+	if err := writeFrame(stream, n.verdictFor(caller, n.credentialForAnswer(&shown))); err != nil {
+		_ = stream.Reset()
+		return fault.Wrap(fault.Unreachable, err, "answer %s", s.peer)
+	}
+	var theirs meshv1.Verdict
+	if err := readFrame(stream, memberFrame, &theirs); err != nil {
+		_ = stream.Reset()
+		return fault.Wrap(fault.Unreachable, err, "be admitted by %s: no verdict", s.peer)
+	}
+	if !theirs.GetOk() {
+		return n.wasRefused(s, verdictFault(s, &theirs))
+	}
+	n.learnKey(caller, theirs.GetNetworkKey())
+	s.welcomed()
+	return nil
+}
+
+// part lets the other side read the last frame before the connection goes.
+func part(stream network.Stream) {
+	_ = stream.CloseWrite()
+	_ = stream.SetReadDeadline(time.Now().Add(partLimit))
+	_, _ = io.Copy(io.Discard, io.LimitReader(stream, guestFrame))
+}
+
+// verdictFor says yes.
+func (n *Node) verdictFor(c Caller, own *meshv1.Credential) *meshv1.Verdict {
+	v := &meshv1.Verdict{Ok: true, Class: c.Class, Credential: own}
+	if c.Class == meshv1.Class_CLASS_MEMBER && n.credential().kind == showsRoster {
+		if _, ok := n.network.Member(n.id); ok {
+			v.NetworkKey = n.network.NetworkKey()
+		}
+	}
+	return v
+}
+
+func refusal(err error) *meshv1.Verdict {
+	message := err.Error()
+	if len(message) > 1024 {
+		message = message[:1024]
+	}
+	return &meshv1.Verdict{FaultKind: string(fault.KindOf(err)), Message: message}
+}
+
+func verdictFault(s *session, v *meshv1.Verdict) error {
+	kind := fault.Kind(v.GetFaultKind())
+	if !kind.Known() {
+		kind = fault.Denied
+	}
+	return fault.New(kind, "%s refused this node: %s", s.peer, clean(v.GetMessage()))
+}
+
+// clean makes a peer's words fit for a log line and a terminal.
+func clean(text string) string {
+	if len(text) > 1024 {
+		text = text[:1024]
+	}
+	b := []rune(text)
+	for i, r := range b {
+		if r < ' ' || r == 0x7f || (r >= 0x80 && r < 0xa0) {
+			b[i] = ' '
+		}
+	}
+	return string(b)
+}
+
+// credentialForDial is what this node shows first. It fits a stranger's bound:
+// a bigger roster is offered after admission.
+func (n *Node) credentialForDial() *meshv1.Credential {
+	c := n.baseCredential()
+	if r := n.network.RosterEnvelope(); n.credential().kind == showsRoster && len(r) <= dialerRoster {
+		c.Kind = &meshv1.Credential_RosterEnvelope{RosterEnvelope: r}
+	}
+	if i := n.network.InfoEnvelope(); len(i) <= dialerInfo {
+		c.NetworkInfoEnvelope = i
+	}
+	return c
+}
+
+// credentialForAnswer is what this node shows to one it has admitted. It brings
+// the roster when the other holds an older one.
+func (n *Node) credentialForAnswer(shown *meshv1.Credential) *meshv1.Credential {
+	c := n.baseCredential()
+	if n.credential().kind == showsRoster && n.rosterVersion() > shown.GetRosterVersion() {
+		c.Kind = &meshv1.Credential_RosterEnvelope{RosterEnvelope: n.network.RosterEnvelope()}
+	}
+	c.NetworkInfoEnvelope = n.network.InfoEnvelope()
+	return c
+}
+
+func (n *Node) baseCredential() *meshv1.Credential {
+	c := &meshv1.Credential{Version: n.o.Version, RosterVersion: n.rosterVersion()}
+	switch own := n.credential(); own.kind {
+	case showsRoster:
+		c.Kind = &meshv1.Credential_RosterEnvelope{}
+	case showsCertificate:
+		c.Kind = &meshv1.Credential_CertificateEnvelope{CertificateEnvelope: own.certificate}
+	case showsGrant:
+		c.Kind = &meshv1.Credential_GrantEnvelope{GrantEnvelope: own.grant}
+	case showsToken:
+		c.Kind = &meshv1.Credential_JoinToken{JoinToken: own.token}
+	case showsGuest:
+		c.Kind = &meshv1.Credential_Guest{Guest: true}
+	}
+	return c
+}
+
+// wasRefused logs that the peer refused this node.
+func (n *Node) wasRefused(s *session, err error) error {
+	n.refusals.line(n.log, "refused by peer", "key", s.peer, "address", s.conn.RemoteMultiaddr(), "reason", err)
+	return err
+}
+
+// refused logs and counts that this node refused the peer.
+func (n *Node) refused(s *session, err error) {
+	n.gate.refused(s.peer)
+	n.refusals.line(n.log, "refused peer", "key", s.peer, "address", s.conn.RemoteMultiaddr(), "reason", err)
+}

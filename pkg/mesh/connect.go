@@ -1,0 +1,365 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/peerstore"
+	ma "github.com/multiformats/go-multiaddr"
+)
+
+const (
+	// dialLimit bounds one search and dial of a peer, all ways tried.
+	dialLimit = 20 * time.Second
+	// stageHead is how long one way of finding a peer runs alone before the next
+	// starts beside it.
+	stageHead = 1500 * time.Millisecond
+	// suspectGrace is how long a new call waits for a silent peer to speak again.
+	suspectGrace = 500 * time.Millisecond
+	// learnedTTL keeps addresses that a caller gave.
+	learnedTTL = time.Hour
+	// addressesPerPeer bounds what is kept and dialed of one peer.
+	addressesPerPeer = 32
+
+	backoffFirst, backoffMost = 50 * time.Millisecond, 500 * time.Millisecond
+)
+
+// dials makes callers of one peer share one dial, and spaces failing ones.
+type dials struct {
+	mu      sync.Mutex
+	running map[peer.ID]*dialing
+	failed  map[peer.ID]*failure
+}
+
+type dialing struct {
+	done    chan struct{}
+	session *session
+	err     error
+}
+
+type failure struct {
+	count int
+	until time.Time
+}
+
+func newDials() *dials {
+	return &dials{running: make(map[peer.ID]*dialing), failed: make(map[peer.ID]*failure)}
+}
+
+// connect returns a session that is admitted both ways, dialing if there is none.
+func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
+	if p == n.id {
+		return nil, fault.New(fault.Invalid, "connect to %s: it is this node itself", p)
+	}
+	if s := n.sessions.best(p); s != nil {
+		return n.unsuspected(ctx, s)
+	}
+	n.dials.mu.Lock()
+	d := n.dials.running[p]
+	if d == nil {
+		done, ok := n.work()
+		if !ok {
+			n.dials.mu.Unlock()
+			return nil, fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
+		}
+		d = &dialing{done: make(chan struct{})}
+		n.dials.running[p] = d
+		var pause time.Duration
+		if f := n.dials.failed[p]; f != nil {
+			pause = time.Until(f.until)
+		}
+		go func() {
+			defer done()
+			n.runDial(p, d, pause)
+		}()
+	}
+	n.dials.mu.Unlock()
+	select {
+	case <-d.done:
+		return d.session, d.err
+	case <-ctx.Done():
+		return nil, ctxFault(ctx, "connect to", p)
+	}
+}
+
+// unsuspected gives a peer that fell silent a moment to speak: no new calls go to
+// a suspect.
+func (n *Node) unsuspected(ctx context.Context, s *session) (*session, error) {
+	deadline := time.Now().Add(suspectGrace)
+	for s.suspect.Load() {
+		if time.Now().After(deadline) {
+			silent := time.Duration(n.monotonic() - s.heard.Load()).Round(100 * time.Millisecond)
+			return nil, fault.New(fault.Unreachable, "call %s: it has been silent for %s", s.peer, silent)
+		}
+		if !sleep(ctx, 20*time.Millisecond) {
+			return nil, ctxFault(ctx, "call", s.peer)
+		}
+	}
+	return s, nil
+}
+
+func (n *Node) runDial(p peer.ID, d *dialing, pause time.Duration) {
+	ctx, cancel := context.WithTimeout(n.ctx, dialLimit)
+	defer cancel()
+	if pause <= 0 || sleep(ctx, pause) {
+		d.session, d.err = n.find(ctx, p)
+	} else {
+		d.err = fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
+	}
+	n.dials.mu.Lock()
+	delete(n.dials.running, p)
+	if d.err == nil {
+		delete(n.dials.failed, p)
+	} else {
+		f := n.dials.failed[p]
+		if f == nil {
+			if len(n.dials.failed) > 4096 {
+				clear(n.dials.failed)
+			}
+			f = &failure{}
+			n.dials.failed[p] = f
+		}
+		wait := min(backoffFirst<<min(f.count, 4), backoffMost)
+		f.count++
+		f.until = time.Now().Add(wait/2 + rand.N(wait))
+	}
+	n.dials.mu.Unlock()
+	close(d.done)
+}
+
+// found is what one way of finding a peer came to.
+type found struct {
+	session *session
+	err     error
+	way     string
+}
+
+// find tries the ways to a peer in turn: the address book (given, known, last good
+// on disk), the DHT, cards, relays. A way that takes long gets company; the first
+// connection that is admitted wins. A refusal ends the search.
+func (n *Node) find(ctx context.Context, p peer.ID) (*session, error) {
+	ctx, cancel := context.WithCancel(ctx)
+	ways := n.ways(p)
+	results := make(chan found, len(ways))
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel()
+
+	var failures []string
+	next, pending := 0, 0
+	for {
+		if pending == 0 && next == len(ways) {
+			if len(failures) == 0 {
+				failures = []string{"no address is known"}
+			}
+			return nil, fault.New(fault.Unreachable, "reach %s%s: %s", p, n.named(p), strings.Join(failures, "; "))
+		}
+		var timer <-chan time.Time
+		var t *time.Timer
+		if next < len(ways) {
+			w := ways[next]
+			next++
+			pending++
+			running.Add(1)
+			go func() {
+				defer running.Done()
+				s, err := w.try(ctx, p)
+				results <- found{s, err, w.name}
+			}()
+			t = time.NewTimer(stageHead)
+			timer = t.C
+		}
+		select {
+		case r := <-results:
+			pending--
+			switch {
+			case r.err == nil:
+				stop(t)
+				return r.session, nil
+			case fault.Is(r.err, fault.Denied):
+				stop(t)
+				return nil, r.err
+			case !errors.Is(r.err, errNothing):
+				failures = append(failures, r.way+": "+flat(r.err).Error())
+			}
+		case <-timer:
+		case <-ctx.Done():
+			stop(t)
+			if n.ctx.Err() != nil {
+				return nil, fault.New(fault.Unreachable, "reach %s: this node is closing", p)
+			}
+			return nil, fault.New(fault.Unreachable, "reach %s%s: no way worked in %s", p, n.named(p), dialLimit)
+		}
+		stop(t)
+	}
+}
+
+func stop(t *time.Timer) {
+	if t != nil {
+		t.Stop()
+	}
+}
+
+// errNothing says that a way had nothing to try.
+var errNothing = errors.New("nothing to try")
+
+type way struct {
+	name string
+	try  func(ctx context.Context, p peer.ID) (*session, error)
+}
+
+func (n *Node) ways(p peer.ID) []way {
+	ways := []way{{"known addresses", func(ctx context.Context, p peer.ID) (*session, error) {
+		if len(n.host.Peerstore().Addrs(p)) == 0 && len(n.sessions.to(p)) == 0 {
+			return nil, errNothing
+		}
+		return n.dial(ctx, p)
+	}}}
+	n.recall(p)
+	if n.kad != nil {
+		ways = append(ways, way{"dht", func(ctx context.Context, p peer.ID) (*session, error) {
+			ctx, cancel := context.WithTimeout(ctx, 8*time.Second)
+			defer cancel()
+			info, err := n.kad.FindPeer(ctx, p)
+			if err != nil {
+				return nil, err
+			}
+			return n.dialAt(ctx, p, info.Addrs)
+		}})
+	}
+	if n.credential().kind == showsRoster && !n.isBootstrap(p) {
+		ways = append(ways, way{"cards", n.dialByCard})
+	}
+	if !n.isBootstrap(p) {
+		ways = append(ways, way{"relays", n.dialByRelay})
+	}
+	return ways
+}
+
+func (n *Node) named(p peer.ID) string {
+	if m, ok := n.network.Known(p); ok {
+		return fmt.Sprintf(" (%s)", m.GetName())
+	}
+	return ""
+}
+
+// dialAt adds addresses and dials.
+func (n *Node) dialAt(ctx context.Context, p peer.ID, addrs []ma.Multiaddr) (*session, error) {
+	if len(addrs) == 0 {
+		return nil, errNothing
+	}
+	n.host.Peerstore().AddAddrs(p, addrs[:min(len(addrs), addressesPerPeer)], peerstore.TempAddrTTL)
+	return n.dial(ctx, p)
+}
+
+// dial connects by the addresses in the address book and waits for admission.
+func (n *Node) dial(ctx context.Context, p peer.ID) (*session, error) {
+	// Pauses between tries are this package's; the library's would shun a
+	// restarted peer for minutes.
+	n.swarm().Backoff().Clear(p)
+	conn, err := n.host.Network().DialPeer(network.WithAllowLimitedConn(ctx, "mesh"), p)
+	if err != nil {
+		return nil, err
+	}
+	s := n.sessions.get(conn)
+	if s == nil {
+		return nil, fault.New(fault.Unreachable, "the connection to %s ended at once", p)
+	}
+	if err := s.wait(ctx); err != nil {
+		return nil, err
+	}
+	return s, nil
+}
+
+// dialByRelay dials through the relays at the bootstraps.
+func (n *Node) dialByRelay(ctx context.Context, p peer.ID) (*session, error) {
+	var addrs []ma.Multiaddr
+	for _, b := range n.bootstraps() {
+		if b.ID == n.id {
+			continue
+		}
+		if _, err := n.connect(ctx, b.ID); err != nil {
+			continue
+		}
+		a, err := ma.NewMultiaddr("/p2p/" + b.ID.String() + "/p2p-circuit")
+		if err == nil {
+			addrs = append(addrs, a)
+		}
+	}
+	return n.dialAt(ctx, p, addrs)
+}
+
+// learn puts given addresses into the address book.
+func (n *Node) learn(p peer.ID, addrs []string) {
+	if len(addrs) == 0 || p == n.id {
+		return
+	}
+	var list []ma.Multiaddr
+	for _, text := range addrs[:min(len(addrs), addressesPerPeer)] {
+		a, err := ma.NewMultiaddr(text)
+		if err != nil {
+			n.log.Debug("a given address is no multiaddress", "key", p, "address", text)
+			continue
+		}
+		at, id := peer.SplitAddr(a)
+		if at == nil || (id != "" && id != p) {
+			continue
+		}
+		list = append(list, at)
+	}
+	n.host.Peerstore().AddAddrs(p, list, learnedTTL)
+}
+
+// recall puts what the bootstrap list and the disk know of p into the address book.
+func (n *Node) recall(p peer.ID) {
+	for _, b := range n.bootstraps() {
+		if b.ID == p {
+			n.host.Peerstore().AddAddrs(p, b.Addrs, learnedTTL)
+		}
+	}
+	if a := n.book.recall(p); a != nil {
+		n.host.Peerstore().AddAddr(p, a, learnedTTL)
+	}
+}
+
+// bootstraps are the network's, or the options' while none are known.
+func (n *Node) bootstraps() []peer.AddrInfo {
+	list := n.network.Info().GetBootstraps()
+	if len(list) == 0 {
+		list = n.o.Bootstraps
+	}
+	var infos []peer.AddrInfo
+	for _, b := range list {
+		id, err := peer.Decode(b.GetKey())
+		if err != nil {
+			continue
+		}
+		info := peer.AddrInfo{ID: id}
+		for _, text := range b.GetAddresses() {
+			if a, err := ma.NewMultiaddr(text); err == nil {
+				if at, _ := peer.SplitAddr(a); at != nil {
+					info.Addrs = append(info.Addrs, at)
+				}
+			}
+		}
+		infos = append(infos, info)
+	}
+	return infos
+}
+
+func (n *Node) isBootstrap(p peer.ID) bool {
+	for _, b := range n.bootstraps() {
+		if b.ID == p {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,251 @@
+package mesh
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/binary"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/ipfs/go-cid"
+	dht "github.com/libp2p/go-libp2p-kad-dht"
+	"github.com/libp2p/go-libp2p-kad-dht/records"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/peerstore"
+	ma "github.com/multiformats/go-multiaddr"
+	mh "github.com/multiformats/go-multihash"
+)
+
+const (
+	// providerLife is how long a role record counts without a new one.
+	providerLife = 70 * time.Second
+	// findLimit bounds one FindRole when its context does not.
+	findLimit = 5 * time.Second
+)
+
+// startDHT joins the network's own Kademlia DHT: no filters, so that loopback and
+// LAN addresses count; members only; the mode forced.
+func (n *Node) startDHT() error {
+	if n.o.DHT == DHTOff {
+		return nil
+	}
+	mode := dht.ModeServer
+	if n.o.DHT == DHTClient {
+		mode = dht.ModeClient
+	}
+	kad, err := dht.New(n.host,
+		dht.ProtocolPrefix(protocolID(n.prefix+"/kad")), // streams are refused to all but members, see allowStream
+		dht.Mode(mode),
+		dht.BootstrapPeersFunc(n.bootstraps),
+		dht.RoutingTableRefreshPeriod(time.Minute),
+		dht.RoutingTableFilter(func(_ any, p peer.ID) bool {
+			_, ok := n.network.Member(p)
+			return ok
+		}),
+		dht.DisableValues(),
+		dht.ProviderManagerOpts(records.ProvideValidity(providerLife), records.CleanupInterval(providerLife/2), records.ProviderAddrTTL(providerLife)),
+	)
+	if err != nil {
+		return fault.Wrap(fault.Internal, flat(err), "start the dht")
+	}
+	n.kad = kad
+	return nil
+}
+
+// bootstrapLoop fills an empty routing table: the library itself looks again only
+// every two minutes. Waits grow and are jittered, so that a network that starts
+// all at once does not drown its bootstraps.
+func (n *Node) bootstrapLoop() {
+	wait := 250 * time.Millisecond
+	for sleep(n.ctx, wait/2+rand.N(wait)) {
+		if n.kad.RoutingTable().Size() > 0 {
+			wait = 10 * time.Second
+			continue
+		}
+		if wait = wait * 2; wait > 30*time.Second {
+			wait = 250 * time.Millisecond * 64
+		}
+		for _, s := range n.sessions.all() {
+			if c, ok := s.caller(); ok && s.ready() && c.Class == meshv1.Class_CLASS_MEMBER {
+				_, _ = n.kad.RoutingTable().TryAddPeer(s.peer, true, false)
+			}
+		}
+		if n.kad.RoutingTable().Size() == 0 && wait > 2*time.Second {
+			n.dialOldFriend()
+			continue
+		}
+		n.kad.RefreshRoutingTable()
+	}
+}
+
+// dialOldFriend tries one member that was good before: with every bootstrap down,
+// any member is a way back in.
+func (n *Node) dialOldFriend() {
+	known := n.book.known()
+	if len(known) == 0 {
+		return
+	}
+	p := known[rand.IntN(len(known))]
+	if _, ok := n.network.Member(p); ok && p != n.id {
+		ctx, cancel := context.WithTimeout(n.ctx, 10*time.Second)
+		defer cancel()
+		_, _ = n.connect(ctx, p)
+	}
+}
+
+// roleKey is the DHT key of a role: only holders of the network key can name it.
+func (n *Node) roleKey(role meshv1.Role) (cid.Cid, bool) {
+	secret := n.network.NetworkKey()
+	if len(secret) == 0 {
+		return cid.Undef, false
+	}
+	mac := hmac.New(sha256.New, secret)
+	mac.Write([]byte("cosmicac role "))
+	_ = binary.Write(mac, binary.BigEndian, uint32(role))
+	hash, err := mh.Encode(mac.Sum(nil), mh.SHA2_256)
+	if err != nil {
+		return cid.Undef, false
+	}
+	return cid.NewCidV1(cid.Raw, hash), true
+}
+
+// FindRole lists who has a role: the roster's members of that role, each with its
+// newest card where one is held by a bootstrap, else with the addresses that the
+// DHT or the address book knows. It asks all at once and returns what came in
+// time; an empty answer is no error. Cards of members are hints about addresses
+// and features, the roster alone says who has the role.
+func (n *Node) FindRole(ctx context.Context, role meshv1.Role) ([]*meshv1.Card, error) {
+	ctx, cancel := context.WithTimeout(ctx, findLimit)
+	defer cancel()
+	members := n.network.ByRole(role)
+	if len(members) == 0 {
+		return nil, nil
+	}
+	byKey := make(map[string]*meshv1.Card, len(members))
+	for _, m := range members {
+		byKey[m.GetKey()] = &meshv1.Card{NetworkId: n.networkID(), Key: m.GetKey(), Name: m.GetName(), Role: role}
+	}
+	var asking sync.WaitGroup
+	asking.Add(1)
+	go func() {
+		defer asking.Done()
+		n.findProviders(ctx, role, len(members))
+	}()
+	for _, card := range n.cards(ctx, &meshv1.ListCardsRequest{Role: role}) {
+		if old, ok := byKey[card.GetKey()]; ok && card.GetSequence() > old.GetSequence() {
+			byKey[card.GetKey()] = card
+		}
+	}
+	asking.Wait()
+	list := make([]*meshv1.Card, 0, len(byKey))
+	for key, card := range byKey {
+		p, err := peer.Decode(key)
+		if err != nil {
+			continue
+		}
+		n.learn(p, card.GetAddresses())
+		if len(card.GetAddresses()) == 0 {
+			n.recall(p)
+			for _, a := range n.host.Peerstore().Addrs(p) {
+				card.Addresses = append(card.Addresses, a.String())
+			}
+			if p == n.id {
+				card.Addresses = n.Addresses()
+			}
+		}
+		list = append(list, card)
+	}
+	slices.SortFunc(list, func(a, b *meshv1.Card) int {
+		return cmp.Or(cmp.Compare(a.GetName(), b.GetName()), cmp.Compare(a.GetKey(), b.GetKey()))
+	})
+	return list, nil
+}
+
+// findProviders puts the addresses of a role's providers into the address book.
+func (n *Node) findProviders(ctx context.Context, role meshv1.Role, want int) {
+	key, ok := n.roleKey(role)
+	if !ok || n.kad == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	for info := range n.kad.FindProvidersAsync(ctx, key, 0) {
+		if n.network.HasRole(info.ID, role) && len(info.Addrs) > 0 && info.ID != n.id {
+			n.host.Peerstore().AddAddrs(info.ID, info.Addrs[:min(len(info.Addrs), addressesPerPeer)], peerstore.TempAddrTTL)
+			if want--; want == 0 {
+				return
+			}
+		}
+	}
+}
+
+// cards asks every registry at once and returns the newest good card of each key.
+func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) []*meshv1.Card {
+	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+	defer cancel()
+	registries := n.bootstraps()
+	answers := make(chan *meshv1.ListCardsResponse, len(registries))
+	for _, b := range registries {
+		go func() {
+			answer, err := meshv1.NewCardsClient(n.Client(b.ID)).ListCards(ctx, request)
+			if err != nil {
+				n.log.Debug("a registry did not answer", "key", b.ID, "reason", err)
+			}
+			answers <- answer
+		}()
+	}
+	newest := make(map[string]*meshv1.Card)
+	for range registries {
+		for _, envelope := range (<-answers).GetCardEnvelopes() {
+			card, err := n.network.CheckCard(envelope, n.now())
+			if err == nil && !card.GetTombstone() && (newest[card.GetKey()] == nil || newest[card.GetKey()].GetSequence() < card.GetSequence()) {
+				newest[card.GetKey()] = card
+			}
+		}
+	}
+	list := make([]*meshv1.Card, 0, len(newest))
+	for _, c := range newest {
+		list = append(list, c)
+	}
+	return list
+}
+
+// FindCard returns the newest card of a key that a registry holds, kind not_found
+// if none.
+func (n *Node) FindCard(ctx context.Context, p peer.ID) (*meshv1.Card, error) {
+	for _, c := range n.cards(ctx, &meshv1.ListCardsRequest{Key: p.String()}) {
+		if c.GetKey() == p.String() {
+			return c, nil
+		}
+	}
+	return nil, fault.New(fault.NotFound, "find the card of %s: no bootstrap holds one", p)
+}
+
+// dialByCard dials the addresses of a key's card.
+func (n *Node) dialByCard(ctx context.Context, p peer.ID) (*session, error) {
+	card, err := n.FindCard(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	var addrs []ma.Multiaddr
+	for _, text := range card.GetAddresses() {
+		if a, err := ma.NewMultiaddr(text); err == nil {
+			if at, id := peer.SplitAddr(a); at != nil && (id == "" || id == p) {
+				addrs = append(addrs, at)
+			}
+		}
+	}
+	return n.dialAt(ctx, p, addrs)
+}
+
+func (n *Node) networkID() []byte {
+	id := n.network.ID()
+	return bytes.Clone(id[:])
+}

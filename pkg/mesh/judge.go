@@ -1,0 +1,275 @@
+package mesh
+
+import (
+	"context"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/trust"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+)
+
+// How long a key that shows little may stay connected.
+const (
+	guestStay   = 2 * time.Minute
+	joiningStay = 10 * time.Minute
+)
+
+// judge decides about what a peer shows, after adopting what newer signed words
+// it brings.
+func (n *Node) judge(ctx context.Context, s *session, shown *meshv1.Credential) (Caller, error) {
+	if shown == nil {
+		return Caller{}, fault.New(fault.Denied, "the peer showed nothing of itself")
+	}
+	n.adopt(s.peer, shown.GetRosterEnvelope(), shown.GetNetworkInfoEnvelope())
+	var info uint64
+	if i, err := trust.OpenNetworkInfo(shown.GetNetworkInfoEnvelope()); err == nil {
+		info = i.GetSequence()
+	}
+	s.holds(shown.GetRosterVersion(), info)
+	c, err := n.classify(s, shown)
+	if err != nil {
+		return Caller{}, err
+	}
+	if c.Class == meshv1.Class_CLASS_JOINING {
+		if n.o.VerifyJoin == nil {
+			return Caller{}, fault.New(fault.Denied, "this node takes no join tokens; show it to wrk-ork")
+		}
+		if err := n.o.VerifyJoin(ctx, s.peer, shown.GetJoinToken()); err != nil {
+			return Caller{}, err
+		}
+	}
+	if err := n.vet(c); err != nil {
+		return Caller{}, err
+	}
+	if err := n.makeRoom(s, c.Class); err != nil {
+		return Caller{}, err
+	}
+	return c, nil
+}
+
+func (n *Node) vet(c Caller) error {
+	if n.o.Vet == nil {
+		return nil
+	}
+	return n.o.Vet(c)
+}
+
+// classify says what the peer counts as by what it shows. It changes nothing, so
+// that it serves for looking again as well.
+func (n *Node) classify(s *session, shown *meshv1.Credential) (Caller, error) {
+	p := s.peer
+	switch kind := shown.GetKind().(type) {
+	case *meshv1.Credential_RosterEnvelope:
+		m, ok := n.network.Member(p)
+		if !ok {
+			return Caller{}, fault.New(fault.Denied, "key %s is not in the roster (version %d)", p, n.rosterVersion())
+		}
+		return Caller{ID: p, Class: meshv1.Class_CLASS_MEMBER, Member: m}, nil
+
+	case *meshv1.Credential_CertificateEnvelope:
+		return n.classifyAgent(s, kind.CertificateEnvelope)
+
+	case *meshv1.Credential_GrantEnvelope:
+		return n.classifyClient(p, kind.GrantEnvelope)
+
+	case *meshv1.Credential_JoinToken:
+		if len(kind.JoinToken) == 0 || len(kind.JoinToken) > 1024 {
+			return Caller{}, fault.New(fault.Denied, "the join token is malformed")
+		}
+		return Caller{ID: p, Class: meshv1.Class_CLASS_JOINING}, nil
+
+	case *meshv1.Credential_Guest:
+		if m, ok := n.network.Member(p); ok {
+			return Caller{ID: p, Class: meshv1.Class_CLASS_MEMBER, Member: m}, nil
+		}
+		if !n.o.AllowGuests {
+			return Caller{}, fault.New(fault.Denied, "key %s is not in the roster (version %d), and this node takes no guests; ask a mesh-bootstrap to join", p, n.rosterVersion())
+		}
+		return Caller{ID: p, Class: meshv1.Class_CLASS_GUEST}, nil
+	}
+	return Caller{}, fault.New(fault.Denied, "the peer showed nothing of itself")
+}
+
+// classifyAgent admits a job certificate. An agent may come to ork, to
+// bootstraps and to peers of its own job; others come to it.
+func (n *Node) classifyAgent(s *session, envelope []byte) (Caller, error) {
+	c := Caller{ID: s.peer, Class: meshv1.Class_CLASS_AGENT}
+	own := n.credential()
+	certificate, err := n.network.CheckCertificate(envelope, s.peer, n.now())
+	if err != nil {
+		// A client may hold no roster to check an agent's certificate by; the
+		// grant names the agent's key, and the connection has proven it.
+		if agent, ok := own.grantedAgent(); ok && agent == s.peer {
+			return c, nil
+		}
+		return Caller{}, fault.Wrap(fault.Denied, err, "the job certificate of %s is not good", s.peer)
+	}
+	c.Certificate = certificate
+	switch {
+	case n.takesAgents(), n.seeks(s):
+		return c, nil
+	case own.kind == showsCertificate:
+		mine, err := n.network.CheckCertificate(own.certificate, n.id, n.now())
+		if err == nil && mine.GetJobId() == certificate.GetJobId() {
+			return c, nil
+		}
+		return Caller{}, fault.New(fault.Denied, "this node serves another job")
+	}
+	return Caller{}, fault.New(fault.Denied, "this node takes no agents")
+}
+
+func (n *Node) takesAgents() bool {
+	return n.is(meshv1.Role_ROLE_ORK) || n.is(meshv1.Role_ROLE_BOOTSTRAP)
+}
+
+// seeks tells whether this node dialed the peer, now or on another connection
+// that still stands (a punched hole arrives from outside).
+func (n *Node) seeks(s *session) bool {
+	if !s.inbound || n.keeps(s.peer) {
+		return true
+	}
+	for _, o := range n.sessions.to(s.peer) {
+		if _, ok := o.caller(); ok && !o.inbound {
+			return true
+		}
+	}
+	return false
+}
+
+func (n *Node) classifyClient(p peer.ID, envelope []byte) (Caller, error) {
+	c := Caller{ID: p, Class: meshv1.Class_CLASS_CLIENT}
+	switch own := n.credential(); {
+	case own.kind == showsCertificate:
+		grant, err := n.network.CheckGrant(envelope, p, n.id, n.now())
+		if err != nil {
+			return Caller{}, fault.Wrap(fault.Denied, err, "the grant of %s is not good here", p)
+		}
+		c.Grant = grant
+		return c, nil
+	case n.o.Relay:
+		// A relay takes a client for the way to its agent, nothing else.
+		claim, err := trust.OpenGrant(envelope)
+		if err != nil {
+			return Caller{}, fault.Wrap(fault.Denied, err, "the grant of %s is not good", p)
+		}
+		agent, err := peer.Decode(claim.GetAgentKey())
+		if err != nil {
+			return Caller{}, fault.Wrap(fault.Denied, err, "the grant of %s names no agent", p)
+		}
+		grant, err := n.network.CheckGrant(envelope, p, agent, n.now())
+		if err != nil {
+			return Caller{}, fault.Wrap(fault.Denied, err, "the grant of %s is not good", p)
+		}
+		c.Grant = grant
+		return c, nil
+	}
+	return Caller{}, fault.New(fault.Denied, "this node takes no grants; only agents do")
+}
+
+// grantedAgent is the agent that this node's own grant names.
+func (c Credential) grantedAgent() (peer.ID, bool) {
+	if c.kind != showsGrant {
+		return "", false
+	}
+	g, err := trust.OpenGrant(c.grant)
+	if err != nil {
+		return "", false
+	}
+	p, err := peer.Decode(g.GetAgentKey())
+	return p, err == nil
+}
+
+// makeRoom bounds the connections of those who have shown little.
+func (n *Node) makeRoom(s *session, class meshv1.Class) error {
+	var perPrefix, total int
+	switch class {
+	case meshv1.Class_CLASS_GUEST:
+		perPrefix, total = guestsPerPrefix, guestsTotal
+	case meshv1.Class_CLASS_JOINING:
+		perPrefix, total = joiningTotal, joiningTotal
+	default:
+		return nil
+	}
+	prefix := prefixOf(s.conn.RemoteMultiaddr())
+	var same, all int
+	for _, o := range n.sessions.all() {
+		if c, ok := o.caller(); ok && o != s && c.Class == class {
+			all++
+			if prefixOf(o.conn.RemoteMultiaddr()) == prefix {
+				same++
+			}
+		}
+	}
+	if same >= perPrefix || all >= total {
+		return fault.New(fault.Exhausted, "too many of class %s are connected, try again in a minute", className(class))
+	}
+	return nil
+}
+
+// adopt takes newer signed records in. Older and unsigned ones change nothing.
+func (n *Node) adopt(from peer.ID, roster, info []byte) {
+	take := func(what string, roster, info []byte) {
+		changed, err := n.network.Adopt(roster, info)
+		if err != nil {
+			n.log.Debug("a peer's record was not adopted", "record", what, "key", from, "reason", err)
+		}
+		if changed {
+			n.log.Info("adopted a newer record", "record", what, "key", from, "roster_version", n.rosterVersion())
+		}
+	}
+	// One by one: a bad one must not keep the other out.
+	if len(roster) > 0 {
+		take("roster", roster, nil)
+	}
+	if len(info) > 0 {
+		take("network info", nil, info)
+	}
+}
+
+// Recheck looks at every admitted peer again and cuts those that are no longer
+// good: not in the roster, certificate or grant over, or refused by Vet. It runs
+// by itself when the network's records change and each second for expiries.
+func (n *Node) Recheck() {
+	for _, s := range n.sessions.all() {
+		n.recheck(s)
+	}
+}
+
+func (n *Node) recheck(s *session) {
+	s.mu.Lock()
+	who, shown := s.who, s.credential
+	s.mu.Unlock()
+	if who == nil || shown == nil {
+		return
+	}
+	c, err := n.classify(s, shown)
+	if err == nil {
+		err = n.vet(c)
+	}
+	if err == nil {
+		switch c.Class {
+		case meshv1.Class_CLASS_GUEST:
+			if time.Since(s.opened) > guestStay {
+				err = fault.New(fault.Denied, "a guest stays %s at most", guestStay)
+			}
+		case meshv1.Class_CLASS_JOINING:
+			if time.Since(s.opened) > joiningStay {
+				err = fault.New(fault.Denied, "a joining agent stays %s at most", joiningStay)
+			}
+		}
+	}
+	if err == nil {
+		s.mu.Lock()
+		if s.who == who { // not admitted anew meanwhile
+			s.who = &c
+		}
+		s.mu.Unlock()
+		return
+	}
+	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr(), "reason", err)
+	s.fail(fault.Wrap(fault.Denied, err, "%s was cut off", s.peer))
+	_ = s.conn.CloseWithError(network.ConnGated)
+}

@@ -1,0 +1,150 @@
+package mesh
+
+import (
+	"context"
+	"crypto/rand"
+	"io"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/libp2p/go-libp2p/core/network"
+)
+
+// patience says when silence means what. Any byte of the peer is life.
+type patience struct{ ping, suspect, close time.Duration }
+
+var (
+	// daemons ask after a second, so that an idle healthy peer is never suspect.
+	daemonPatience = patience{time.Second, 2 * time.Second, 10 * time.Second}
+	// agents are many, so they ask at half the pace.
+	agentPatience = patience{2 * time.Second, 4 * time.Second, 10 * time.Second}
+)
+
+const (
+	watchTick = 250 * time.Millisecond
+	pingBytes = 8
+)
+
+// watch looks at every connection four times a second: it asks the silent for a
+// sign of life, closes the dead and those who never introduced themselves, and
+// looks again at certificates and grants each second.
+func (n *Node) watch() {
+	last := n.monotonic()
+	for tick := 1; sleep(n.ctx, watchTick); tick++ {
+		now := n.monotonic()
+		// This process itself was held up: nobody's silence of that time counts.
+		stalled := now-last > int64(4*watchTick)
+		last = now
+		for _, s := range n.sessions.all() {
+			if stalled {
+				s.heard.Store(now)
+			}
+			n.look(s, now)
+			if tick%4 == 0 && closed(s.known) {
+				n.recheck(s)
+			}
+		}
+		if tick%8 == 0 {
+			if err := n.network.Tick(); err != nil {
+				n.refusals.line(n.log, "the network's records could not be saved", "reason", err)
+			}
+		}
+		if tick%120 == 0 {
+			n.book.save()
+		}
+	}
+}
+
+func (n *Node) look(s *session, now int64) {
+	if !closed(s.settled) {
+		if time.Since(s.opened) > admitLimit+time.Second {
+			n.refused(s, fault.New(fault.Timeout, "no introduction in %s", admitLimit))
+			s.fail(fault.New(fault.Unreachable, "%s did not finish its introduction", s.peer))
+			_ = s.conn.CloseWithError(network.ConnGated)
+		}
+		return
+	}
+	silent := time.Duration(now - s.heard.Load())
+	p := daemonPatience
+	if n.credential().kind != showsRoster {
+		p = agentPatience
+	}
+	if s.watched.Load() == 0 {
+		s.suspect.Store(false)
+		return
+	}
+	if silent < p.suspect {
+		if s.suspect.CompareAndSwap(true, false) {
+			n.log.Debug("peer speaks again", "key", s.peer)
+		}
+	} else if s.suspect.CompareAndSwap(false, true) {
+		n.log.Debug("peer is silent", "key", s.peer, "silent", silent)
+	}
+	switch {
+	case silent >= p.close:
+		n.log.Warn("closing a silent connection", "key", s.peer, "silent", silent.Round(100*time.Millisecond), "address", s.conn.RemoteMultiaddr())
+		s.fail(fault.New(fault.Unreachable, "%s was silent for %s", s.peer, p.close))
+		n.spawn(func() { _ = s.conn.Close() }) // may wait for the dead peer
+	case silent >= p.ping && s.pinging.CompareAndSwap(false, true):
+		n.spawn(func() {
+			defer s.pinging.Store(false)
+			n.ping(s, p.close)
+		})
+	}
+}
+
+// pinger is the standing stream of pings of one session.
+type pinger struct{ stream network.Stream }
+
+// ping asks s for a sign of life and waits for it, at most limit. It runs once at
+// a time for each session.
+func (n *Node) ping(s *session, limit time.Duration) {
+	ctx, cancel := context.WithTimeout(n.ctx, limit)
+	defer cancel()
+	if s.pings == nil {
+		stream, err := n.negotiate(ctx, s, n.protocol(pingName))
+		if err != nil {
+			return // whatever the peer answered has counted as life
+		}
+		s.pings = &pinger{stream}
+	}
+	stream := s.pings.stream
+	stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
+	defer stop()
+	var sent, back [pingBytes]byte
+	_, _ = rand.Read(sent[:])
+	began := time.Now()
+	_, err := stream.Write(sent[:])
+	if err == nil {
+		_, err = io.ReadFull(stream, back[:])
+	}
+	if err != nil || sent != back {
+		_ = stream.Reset()
+		s.pings = nil
+		return
+	}
+	s.rtt.Store(int64(time.Since(began)))
+	s.heard.Store(n.monotonic())
+}
+
+// servePing answers pings until the other side ends them.
+func (n *Node) servePing(stream network.Stream) {
+	s, _, done, ok := n.accept(stream)
+	if !ok {
+		return
+	}
+	defer done()
+	defer stream.Close()
+	stop := context.AfterFunc(n.ctx, func() { _ = stream.Reset() })
+	defer stop()
+	var b [pingBytes]byte
+	for {
+		if _, err := io.ReadFull(stream, b[:]); err != nil {
+			return
+		}
+		s.heard.Store(n.monotonic())
+		if _, err := stream.Write(b[:]); err != nil {
+			return
+		}
+	}
+}

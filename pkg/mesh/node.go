@@ -1,0 +1,357 @@
+package mesh
+
+import (
+	"context"
+	"encoding/hex"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/mesh/rpc"
+	"github.com/cosmicac/cosmicac/pkg/trust"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/hashicorp/go-hclog"
+	dht "github.com/libp2p/go-libp2p-kad-dht"
+	"github.com/libp2p/go-libp2p/core/host"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/protocol"
+	"github.com/libp2p/go-libp2p/p2p/net/swarm"
+	ma "github.com/multiformats/go-multiaddr"
+	"google.golang.org/grpc"
+)
+
+type protocolID = protocol.ID
+
+// Names of the mesh's own streams.
+const (
+	admitName = "admit"
+	grpcName  = "grpc"
+	pingName  = "ping"
+)
+
+// Node is one daemon's, agent's or client's place in the mesh. It is safe for
+// concurrent use once started.
+type Node struct {
+	o       Options
+	id      peer.ID
+	log     hclog.Logger
+	network *trust.Network
+	born    time.Time
+	prefix  string
+
+	host host.Host
+	kad  *dht.IpfsDHT // nil when off
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+
+	gate     *gate
+	sessions *sessions
+	admits   *counter
+	refusals *limitedLog
+	dials    *dials
+	book     *book
+
+	server *rpc.Server // members and agents
+	small  *rpc.Server // everyone else: small messages, few calls
+
+	mu       sync.Mutex
+	cred     Credential
+	clients  map[peer.ID]*rpc.Client
+	handlers map[string]handler
+	keeping  map[peer.ID]*keeping
+	started  bool
+	closing  bool
+	workers  sync.WaitGroup // guarded by closing
+	sequence uint64         // of the last card
+
+	announceNow chan struct{}
+	spreadNow   chan struct{}
+	closeOnce   sync.Once
+	closeErr    error
+}
+
+var _ grpc.ServiceRegistrar = (*Node)(nil)
+
+// New makes a node that listens to nobody yet. Register services and handlers,
+// then Start. A node that was made must be closed, started or not.
+func New(ctx context.Context, o Options) (*Node, error) {
+	if err := o.complete(); err != nil {
+		return nil, err
+	}
+	id := o.Network.ID()
+	n := &Node{
+		o: o, id: o.Key.ID(), log: o.Log, network: o.Network, born: time.Now(),
+		prefix: "/cosmicac/" + hex.EncodeToString(id[:]), cred: o.Credential,
+		gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), dials: newDials(),
+		clients: make(map[peer.ID]*rpc.Client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
+		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1),
+	}
+	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
+	n.book = openBook(o.StateDirectory, n.log)
+	n.server = rpc.NewServer(rpc.ServerOptions{Authorize: n.authorize, Log: n.log})
+	n.small = rpc.NewServer(rpc.ServerOptions{Authorize: n.authorize, Log: n.log, MaxReceiveBytes: 64 << 10, MaxStreams: 16})
+	if err := n.makeHost(); err != nil {
+		n.cancel()
+		n.server.Close()
+		n.small.Close()
+		return nil, err
+	}
+	return n, nil
+}
+
+// ID is the node's key.
+func (n *Node) ID() peer.ID { return n.id }
+
+// Network is what the node holds of its network.
+func (n *Node) Network() *trust.Network { return n.network }
+
+// Addresses are where others are told to dial, with the /p2p part.
+func (n *Node) Addresses() []string {
+	var list []string
+	for _, a := range n.host.Addrs() {
+		list = append(list, a.String()+"/p2p/"+n.id.String())
+	}
+	return list
+}
+
+// SetCredential changes what the node shows and introduces it anew to the peers
+// it is connected to (an agent that redeemed its token or renewed its
+// certificate). It returns at once.
+func (n *Node) SetCredential(c Credential) {
+	n.mu.Lock()
+	n.cred = c
+	n.mu.Unlock()
+	for _, s := range n.sessions.all() {
+		n.spawn(func() {
+			if s.wait(n.ctx) == nil {
+				_ = n.introduce(n.ctx, s)
+			}
+		})
+	}
+	n.Announce()
+}
+
+func (n *Node) credential() Credential {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.cred
+}
+
+// RegisterService adds a gRPC service; before Start only.
+func (n *Node) RegisterService(desc *grpc.ServiceDesc, impl any) {
+	n.server.RegisterService(desc, impl)
+	n.small.RegisterService(desc, impl)
+}
+
+// Peers lists every connection.
+func (n *Node) Peers() []*meshv1.Peer {
+	var list []*meshv1.Peer
+	for _, s := range n.sessions.all() {
+		list = append(list, s.describe())
+	}
+	slices.SortFunc(list, func(a, b *meshv1.Peer) int { return a.ConnectedAt.AsTime().Compare(b.ConnectedAt.AsTime()) })
+	return list
+}
+
+// Connected tells whether p is admitted both ways and not suspect.
+func (n *Node) Connected(p peer.ID) bool {
+	s := n.sessions.best(p)
+	return s != nil && !s.suspect.Load()
+}
+
+// Disconnect closes every connection of p; reason goes to the log.
+func (n *Node) Disconnect(p peer.ID, reason string) {
+	for _, s := range n.sessions.to(p) {
+		n.log.Info("disconnecting", "key", p, "reason", reason)
+		s.fail(fault.New(fault.Unreachable, "this node disconnected %s: %s", p, reason))
+		_ = s.conn.Close()
+	}
+}
+
+// Start listens, admits, dials the bootstraps and announces the node. It returns
+// when the node listens; the rest goes on.
+func (n *Node) Start(ctx context.Context) error {
+	n.mu.Lock()
+	if n.started || n.closing {
+		n.mu.Unlock()
+		return fault.New(fault.FailedPrecondition, "start a mesh node: it was started or closed before")
+	}
+	n.started = true
+	n.mu.Unlock()
+
+	// Handlers stand before the first connection can.
+	n.host.SetStreamHandler(n.protocol(admitName), n.serveAdmit)
+	n.host.SetStreamHandler(n.protocol(grpcName), n.serveRPC)
+	n.host.SetStreamHandler(n.protocol(pingName), n.servePing)
+	if err := n.startDHT(); err != nil {
+		return err
+	}
+	for _, text := range n.o.Listen {
+		a, err := listenAddress(text)
+		if err != nil {
+			return err
+		}
+		if err := n.host.Network().Listen(a); err != nil {
+			return fault.Wrap(fault.Unavailable, flat(err), "listen on %s", text)
+		}
+	}
+	n.spawn(n.watch)        // silence, expiries, lingering strangers
+	n.spawn(n.followRoster) // cuts and spreads on change
+	n.spawn(n.keepBootstraps)
+	n.spawn(n.announceLoop)
+	if n.kad != nil {
+		n.spawn(n.bootstrapLoop)
+	}
+	return n.awaitAddresses(ctx)
+}
+
+// awaitAddresses waits until the library knows its own listen addresses; it
+// learns them a moment after Listen.
+func (n *Node) awaitAddresses(ctx context.Context) error {
+	if len(n.o.Listen) == 0 {
+		return nil
+	}
+	deadline := time.Now().Add(2 * time.Second)
+	for len(n.host.Addrs()) == 0 && time.Now().Before(deadline) {
+		if !sleep(ctx, 5*time.Millisecond) {
+			return ctxFault(ctx, "start", n.id)
+		}
+	}
+	return nil
+}
+
+// Close takes the node's card back, ends every connection and waits for every
+// goroutine. The context bounds the farewell only.
+func (n *Node) Close(ctx context.Context) error {
+	n.closeOnce.Do(func() {
+		n.farewell(ctx)
+		n.mu.Lock()
+		n.closing = true
+		clients := make([]*rpc.Client, 0, len(n.clients))
+		for _, c := range n.clients {
+			clients = append(clients, c)
+		}
+		n.mu.Unlock()
+		n.cancel()
+		if n.kad != nil {
+			_ = n.kad.Close()
+		}
+		n.closeErr = n.host.Close()
+		for _, c := range clients {
+			c.Close()
+		}
+		n.server.Close()
+		n.small.Close()
+		n.workers.Wait()
+		n.book.save()
+	})
+	return n.closeErr
+}
+
+// work counts one unit that Close waits for; ok is false once closing.
+func (n *Node) work() (done func(), ok bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.closing {
+		return nil, false
+	}
+	n.workers.Add(1)
+	return n.workers.Done, true
+}
+
+// spawn runs f on a goroutine of the node; f ends with n.ctx.
+func (n *Node) spawn(f func()) {
+	done, ok := n.work()
+	if !ok {
+		return
+	}
+	go func() {
+		defer done()
+		f()
+	}()
+}
+
+func (n *Node) now() time.Time        { return n.o.Clock() }
+func (n *Node) monotonic() int64      { return int64(time.Since(n.born)) }
+func (n *Node) rosterVersion() uint64 { return n.network.Roster().GetVersion() }
+
+func (n *Node) protocol(name string) protocol.ID { return protocol.ID(n.prefix + "/" + name + "/1") }
+
+// is tells whether this node has the role, by its options or the roster.
+func (n *Node) is(role meshv1.Role) bool { return n.o.Role == role || n.network.HasRole(n.id, role) }
+
+func (n *Node) swarm() *swarm.Swarm { return n.host.Network().(*swarm.Swarm) }
+
+// learnKey takes the daemons' shared key from a member that admitted this one.
+func (n *Node) learnKey(from Caller, key []byte) {
+	if len(key) == 0 || from.Class != meshv1.Class_CLASS_MEMBER || n.network.NetworkKey() != nil {
+		return
+	}
+	if err := n.network.SetNetworkKey(key); err != nil {
+		n.log.Warn("the network key was not taken", "key", from.ID, "reason", err)
+		return
+	}
+	n.Announce()
+}
+
+// connected runs for each new connection; it must not block.
+func (n *Node) connected(_ network.Network, c network.Conn) {
+	s := n.sessions.begin(c, n.monotonic())
+	if s.inbound {
+		return // the dialer speaks first; watch cuts the silent
+	}
+	n.spawn(func() { _ = n.introduce(n.ctx, s) })
+}
+
+func (n *Node) disconnected(_ network.Network, c network.Conn) { n.sessions.end(c) }
+
+// settled runs once a session is admitted both ways.
+func (n *Node) settled(s *session) {
+	c, ok := s.caller()
+	if !ok {
+		return
+	}
+	n.log.Debug("peer admitted", "key", s.peer, "class", className(c.Class), "name", c.Name(), "address", s.conn.RemoteMultiaddr())
+	if !s.inbound && !s.relayed && c.Class == meshv1.Class_CLASS_MEMBER {
+		n.book.good(s.peer, s.conn.RemoteMultiaddr(), n.now())
+	}
+	poke(n.spreadNow)
+	if n.network.HasRole(s.peer, meshv1.Role_ROLE_BOOTSTRAP) || n.network.HasRole(s.peer, meshv1.Role_ROLE_ORK) {
+		n.Announce()
+	}
+}
+
+func poke(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
+
+// sleep waits, false when the context ended first.
+func sleep(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func listenAddress(text string) (ma.Multiaddr, error) {
+	a, err := ma.NewMultiaddr(text)
+	if err != nil {
+		return nil, fault.Wrap(fault.Invalid, err, "listen address %q is no multiaddress such as /ip4/0.0.0.0/tcp/4810", text)
+	}
+	_, tcp := a.ValueForProtocol(ma.P_TCP)
+	_, quic := a.ValueForProtocol(ma.P_QUIC_V1)
+	if (tcp != nil && quic != nil) || len(a) > 3 {
+		return nil, fault.New(fault.Invalid, "listen address %q: use /tcp/PORT or /udp/PORT/quic-v1", text)
+	}
+	return a, nil
+}

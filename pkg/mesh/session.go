@@ -1,0 +1,294 @@
+package mesh
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	ma "github.com/multiformats/go-multiaddr"
+	"google.golang.org/protobuf/types/known/timestamppb"
+)
+
+// session is one connection and what the admit dialogue made of it. A peer may
+// have several; each is admitted by itself.
+type session struct {
+	conn    network.Conn
+	peer    peer.ID
+	inbound bool
+	relayed bool
+	opened  time.Time
+	gone    chan struct{} // closed with the connection
+
+	heard   atomic.Int64 // monotonic nanoseconds since the node's start
+	suspect atomic.Bool
+	watched atomic.Int32 // times somebody wants silence noticed
+	calls   atomic.Int32 // RPC links and the like, for pacing bulk
+	pinging atomic.Bool
+	rtt     atomic.Int64 // nanoseconds of the last ping
+	streams atomic.Int32 // open streams of the mesh, both ways
+
+	mu         sync.Mutex
+	who        *Caller // the peer, once this node admitted it
+	credential *meshv1.Credential
+	welcome    bool          // the peer admitted this node
+	err        error         // the refusal or the end
+	known      chan struct{} // closed when who or err is set
+	settled    chan struct{} // closed when who and welcome, or err, are set
+	roster     uint64        // the newest versions the peer is known to hold
+	info       uint64
+	pings      *pinger
+}
+
+func newSession(c network.Conn, now int64) *session {
+	s := &session{
+		conn: c, peer: c.RemotePeer(), inbound: c.Stat().Direction == network.DirInbound,
+		relayed: isRelayed(c.RemoteMultiaddr()), opened: time.Now(),
+		gone: make(chan struct{}), known: make(chan struct{}), settled: make(chan struct{}),
+	}
+	s.heard.Store(now)
+	return s
+}
+
+func isRelayed(a ma.Multiaddr) bool {
+	_, err := a.ValueForProtocol(ma.P_CIRCUIT)
+	return err == nil
+}
+
+func closed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// closeOnce closes c if it is open; the session's lock is held.
+func closeOnce(c chan struct{}) {
+	if !closed(c) {
+		close(c)
+	}
+}
+
+// caller returns the admitted peer.
+func (s *session) caller() (Caller, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.who == nil || s.err != nil {
+		return Caller{}, false
+	}
+	return *s.who, true
+}
+
+// admit records that this node admitted the peer.
+func (s *session) admit(c Caller, shown *meshv1.Credential) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.who, s.credential = &c, shown
+	closeOnce(s.known)
+	if s.welcome {
+		closeOnce(s.settled)
+	}
+}
+
+// welcomed records that the peer admitted this node.
+func (s *session) welcomed() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.welcome = true
+	if s.who != nil {
+		closeOnce(s.settled)
+	}
+}
+
+// fail records the refusal or the end, once; the first one counts.
+func (s *session) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+	}
+	closeOnce(s.known)
+	closeOnce(s.settled)
+}
+
+// ready tells whether both sides admitted each other and nothing ended it.
+func (s *session) ready() bool {
+	if !closed(s.settled) || closed(s.gone) || s.conn.IsClosed() {
+		return false
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err == nil
+}
+
+// wait blocks until both sides have spoken.
+func (s *session) wait(ctx context.Context) error {
+	select {
+	case <-s.settled:
+	case <-ctx.Done():
+		return ctxFault(ctx, "be admitted by", s.peer)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
+}
+
+// admitted blocks until this node has judged the peer, at most limit.
+func (s *session) admitted(limit time.Duration) (Caller, bool) {
+	t := time.NewTimer(limit)
+	defer t.Stop()
+	select {
+	case <-s.known:
+	case <-s.gone:
+	case <-t.C:
+	}
+	return s.caller()
+}
+
+func (s *session) holds(roster, info uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.roster, s.info = max(s.roster, roster), max(s.info, info)
+}
+
+func (s *session) held() (roster, info uint64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.roster, s.info
+}
+
+func ctxFault(ctx context.Context, what string, p peer.ID) error {
+	if ctx.Err() == context.DeadlineExceeded {
+		return fault.Wrap(fault.Timeout, ctx.Err(), "%s %s", what, p)
+	}
+	return fault.Wrap(fault.Canceled, ctx.Err(), "%s %s", what, p)
+}
+
+// transport names the way for people: "tcp" or "quic".
+func (s *session) transport() string {
+	if _, err := s.conn.RemoteMultiaddr().ValueForProtocol(ma.P_QUIC_V1); err == nil && !s.relayed {
+		return "quic"
+	}
+	return "tcp"
+}
+
+func (s *session) describe() *meshv1.Peer {
+	p := &meshv1.Peer{
+		Key: s.peer.String(), Transport: s.transport(), Relayed: s.relayed, Inbound: s.inbound,
+		Address: s.conn.RemoteMultiaddr().String(), ConnectedAt: timestamppb.New(s.opened),
+		Suspect: s.suspect.Load(), RoundTripMicroseconds: s.rtt.Load() / 1000,
+	}
+	if c, ok := s.caller(); ok {
+		p.Class, p.Name, p.Roles = c.Class, c.Name(), c.Member.GetRoles()
+	}
+	return p
+}
+
+// sessions holds every connection of the node.
+type sessions struct {
+	mu    sync.Mutex
+	byID  map[network.Conn]*session
+	peers map[peer.ID][]*session
+}
+
+func newSessions() *sessions {
+	return &sessions{byID: make(map[network.Conn]*session), peers: make(map[peer.ID][]*session)}
+}
+
+// begin makes the session of a new connection. The library says Connected before
+// it hands out the connection or its streams, and Disconnected after that.
+func (t *sessions) begin(c network.Conn, now int64) *session {
+	s := newSession(c, now)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.byID[c] = s
+	t.peers[s.peer] = append(t.peers[s.peer], s)
+	return s
+}
+
+// get returns the session of a connection, nil when it has ended.
+func (t *sessions) get(c network.Conn) *session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.byID[c]
+}
+
+// end removes the session of a closed connection.
+func (t *sessions) end(c network.Conn) *session {
+	t.mu.Lock()
+	s := t.byID[c]
+	if s != nil {
+		delete(t.byID, c)
+		rest := t.peers[s.peer][:0:0]
+		for _, o := range t.peers[s.peer] {
+			if o != s {
+				rest = append(rest, o)
+			}
+		}
+		if len(rest) == 0 {
+			delete(t.peers, s.peer)
+		} else {
+			t.peers[s.peer] = rest
+		}
+	}
+	t.mu.Unlock()
+	if s != nil {
+		s.fail(fault.New(fault.Unreachable, "the connection to %s ended", s.peer))
+		closeOnce(s.gone)
+	}
+	return s
+}
+
+func (t *sessions) all() []*session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	list := make([]*session, 0, len(t.byID))
+	for _, s := range t.byID {
+		list = append(list, s)
+	}
+	return list
+}
+
+func (t *sessions) to(p peer.ID) []*session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append([]*session(nil), t.peers[p]...)
+}
+
+// best picks the session that new streams to p should take: admitted both ways,
+// not suspect before suspect, direct before relayed, older before younger.
+func (t *sessions) best(p peer.ID) *session {
+	var best *session
+	for _, s := range t.to(p) {
+		if s.ready() && (best == nil || better(s, best)) {
+			best = s
+		}
+	}
+	return best
+}
+
+func better(a, b *session) bool {
+	if x, y := a.suspect.Load(), b.suspect.Load(); x != y {
+		return y
+	}
+	if a.relayed != b.relayed {
+		return b.relayed
+	}
+	return a.opened.Before(b.opened)
+}
+
+// anyAdmitted tells whether some connection of p is admitted here.
+func (t *sessions) anyAdmitted(p peer.ID) (Caller, bool) {
+	for _, s := range t.to(p) {
+		if c, ok := s.caller(); ok {
+			return c, true
+		}
+	}
+	return Caller{}, false
+}

@@ -1,0 +1,392 @@
+package mesh
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"runtime"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/mesh/rpc"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/multiformats/go-multistream"
+	"google.golang.org/grpc"
+)
+
+const (
+	// chunk is the most that one write of bulk puts on a connection before others
+	// get their turn.
+	chunk = 64 << 10
+	// linksPerSession and streamsPerSession bound one connection's streams.
+	linksPerSession   = 4
+	streamsPerSession = 256
+	streamsPerClient  = 64
+)
+
+// Stream is a byte stream with an admitted peer. Writes are paced so that calls
+// on the same connection are not starved. Close ends both ways; a peer's refusal
+// shows as kind denied on the first Read.
+type Stream struct {
+	net.Conn
+	caller Caller
+}
+
+// Caller is who opened the stream.
+func (s *Stream) Caller() Caller { return s.caller }
+
+// CloseWrite ends this side's bytes; the peer reads to their end. On a stream of
+// this node to itself it closes both ways.
+func (s *Stream) CloseWrite() error { return closeWrite(s.Conn) }
+
+// Reset breaks the stream: the peer sees an error, not an end.
+func (s *Stream) Reset() error {
+	if w, ok := s.Conn.(*wire); ok {
+		return w.Reset()
+	}
+	return s.Conn.Close()
+}
+
+func closeWrite(c net.Conn) error {
+	if h, ok := c.(interface{ CloseWrite() error }); ok {
+		return h.CloseWrite()
+	}
+	return c.Close()
+}
+
+type handler struct {
+	right *meshv1.Right
+	serve func(context.Context, *Stream)
+}
+
+// Handle answers streams of a name for callers whom the right covers; before
+// Start only. The stream is closed when h returns; its context ends with the
+// node and with the connection.
+func (n *Node) Handle(name string, right *meshv1.Right, h func(ctx context.Context, s *Stream)) {
+	n.mu.Lock()
+	n.handlers[name] = handler{right, h}
+	n.mu.Unlock()
+	n.host.SetStreamHandler(n.protocol(name), func(stream network.Stream) { n.serveStream(stream, handler{right, h}) })
+}
+
+func (n *Node) serveStream(stream network.Stream, h handler) {
+	s, caller, done, ok := n.accept(stream)
+	if !ok {
+		return
+	}
+	defer done()
+	if !caller.allows(h.right) {
+		n.log.Debug("stream refused", "protocol", stream.Protocol(), "key", caller.ID, "class", className(caller.Class))
+		_ = stream.ResetWithError(network.StreamGated)
+		return
+	}
+	limit := int32(streamsPerSession)
+	if caller.Class == meshv1.Class_CLASS_CLIENT {
+		limit = streamsPerClient
+	}
+	w := n.wire(stream, s, true)
+	if s.streams.Load() > limit {
+		_ = w.fail(network.StreamResourceLimitExceeded)
+		return
+	}
+	defer w.Close()
+	ctx, cancel := context.WithCancel(WithCaller(n.ctx, caller))
+	defer cancel()
+	go func() {
+		select {
+		case <-s.gone:
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	h.serve(ctx, &Stream{Conn: w, caller: caller})
+}
+
+// accept finds who opened a stream, waiting for a dialogue that still runs.
+func (n *Node) accept(stream network.Stream) (s *session, c Caller, done func(), ok bool) {
+	done, ok = n.work()
+	if !ok {
+		_ = stream.ResetWithError(network.StreamShutdown)
+		return nil, Caller{}, nil, false
+	}
+	if s = n.sessions.get(stream.Conn()); s != nil {
+		s.heard.Store(n.monotonic())
+		if c, ok = s.admitted(admitLimit); ok {
+			return s, c, done, true
+		}
+	}
+	done()
+	_ = stream.ResetWithError(network.StreamGated)
+	return nil, Caller{}, nil, false
+}
+
+// serveRPC hands a stream of calls to the server of the caller's class.
+func (n *Node) serveRPC(stream network.Stream) {
+	s, caller, done, ok := n.accept(stream)
+	if !ok {
+		return
+	}
+	defer done()
+	w := n.wire(stream, s, false)
+	if s.calls.Add(1) > linksPerSession {
+		s.calls.Add(-1)
+		_ = w.fail(network.StreamResourceLimitExceeded)
+		return
+	}
+	w.ended = func() { s.calls.Add(-1) }
+	server := n.small
+	if caller.Class == meshv1.Class_CLASS_MEMBER || caller.Class == meshv1.Class_CLASS_AGENT {
+		server = n.server
+	}
+	_ = server.Serve(w)
+}
+
+// Client returns the calls to a peer. It dials when needed: given addresses,
+// address book, last good on disk, DHT, cards, relays. All callers of one peer
+// share one stream. Its errors are of pkg/fault: unreachable, denied, timeout, or
+// what the peer's handler said. A call to this node itself stays in process.
+func (n *Node) Client(p peer.ID, addrs ...string) grpc.ClientConnInterface {
+	n.learn(p, addrs)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	c := n.clients[p]
+	if c == nil {
+		c = rpc.NewClient(p.String(), func(ctx context.Context) (net.Conn, error) { return n.openRPC(ctx, p) })
+		n.clients[p] = c
+	}
+	return c
+}
+
+func (n *Node) openRPC(ctx context.Context, p peer.ID) (net.Conn, error) {
+	if p == n.id {
+		near, far := net.Pipe()
+		if err := n.server.Serve(&selfConn{far, &addr{id: n.id, self: true}}); err != nil {
+			return nil, fault.Wrap(fault.Unavailable, err, "call this node itself")
+		}
+		return near, nil
+	}
+	s, err := n.connect(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := n.open(ctx, s, grpcName)
+	if err != nil {
+		return nil, err
+	}
+	w := n.wire(stream, s, false)
+	s.calls.Add(1)
+	s.watched.Add(1)
+	w.ended = func() {
+		s.calls.Add(-1)
+		s.watched.Add(-1)
+	}
+	return w, nil
+}
+
+// OpenStream opens a byte stream of a name to a peer, dialing as Client does. It
+// returns once the peer speaks the protocol; whether it takes the stream shows
+// with the first byte read.
+func (n *Node) OpenStream(ctx context.Context, p peer.ID, name string, addrs ...string) (net.Conn, error) {
+	if p == n.id {
+		return n.openSelf(name)
+	}
+	n.learn(p, addrs)
+	s, err := n.connect(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := n.open(ctx, s, name)
+	if err != nil {
+		return nil, err
+	}
+	return n.wire(stream, s, true), nil
+}
+
+func (n *Node) openSelf(name string) (net.Conn, error) {
+	n.mu.Lock()
+	h, ok := n.handlers[name]
+	n.mu.Unlock()
+	caller := n.self()
+	switch {
+	case !ok:
+		return nil, fault.New(fault.Unsupported, "open %s to this node itself: it serves no such stream", name)
+	case !caller.allows(h.right):
+		return nil, fault.New(fault.Denied, "open %s to this node itself: its class has no right to it", name)
+	}
+	near, far := net.Pipe()
+	n.spawn(func() {
+		defer far.Close()
+		ctx, cancel := context.WithCancel(WithCaller(n.ctx, caller))
+		defer cancel()
+		stop := context.AfterFunc(ctx, func() { _ = far.Close() })
+		defer stop()
+		h.serve(ctx, &Stream{Conn: &selfConn{far, &addr{id: n.id, self: true}}, caller: caller})
+	})
+	return near, nil
+}
+
+// selfConn is a connection of the node to itself.
+type selfConn struct {
+	net.Conn
+	remote net.Addr
+}
+
+func (c *selfConn) RemoteAddr() net.Addr { return c.remote }
+
+// open opens a stream of a name on a session.
+func (n *Node) open(ctx context.Context, s *session, name string) (network.Stream, error) {
+	stream, err := n.negotiate(ctx, s, n.protocol(name))
+	if err == nil {
+		return stream, nil
+	}
+	var unsupported multistream.ErrNotSupported[protocolID]
+	switch {
+	case errors.As(err, &unsupported):
+		return nil, fault.New(fault.Unsupported, "open %s to %s: it serves no such stream", name, s.peer)
+	case ctx.Err() != nil:
+		return nil, ctxFault(ctx, "open "+name+" to", s.peer)
+	}
+	if kind, ok := resetKind(err); ok {
+		return nil, fault.Wrap(kind, flat(err), "open %s to %s", name, s.peer)
+	}
+	return nil, fault.Wrap(fault.Unreachable, flat(err), "open %s to %s", name, s.peer)
+}
+
+// negotiate opens a stream on this very connection and settles its protocol: the
+// host's own NewStream could take another connection, not admitted yet, and does
+// not notice a refusal before the first read.
+func (n *Node) negotiate(ctx context.Context, s *session, proto protocolID) (network.Stream, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	stream, err := s.conn.NewStream(network.WithAllowLimitedConn(ctx, "mesh"))
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.SetProtocol(proto); err != nil {
+		_ = stream.Reset()
+		return nil, err
+	}
+	stop := context.AfterFunc(ctx, func() { _ = stream.Reset() })
+	err = multistream.SelectProtoOrFail(proto, stream)
+	if !stop() && err == nil {
+		err = ctx.Err()
+	}
+	if err != nil {
+		_ = stream.Reset()
+		return nil, err
+	}
+	s.heard.Store(n.monotonic())
+	return stream, nil
+}
+
+// wire is a libp2p stream as a net.Conn.
+type wire struct {
+	network.Stream
+	n       *Node
+	session *session
+	bulk    bool
+	once    sync.Once
+	ended   func()
+}
+
+func (n *Node) wire(stream network.Stream, s *session, bulk bool) *wire {
+	s.streams.Add(1)
+	return &wire{Stream: stream, n: n, session: s, bulk: bulk}
+}
+
+func (w *wire) LocalAddr() net.Addr  { return &addr{id: w.n.id} }
+func (w *wire) RemoteAddr() net.Addr { return &addr{id: w.session.peer, session: w.session} }
+
+func (w *wire) Read(b []byte) (int, error) {
+	k, err := w.Stream.Read(b)
+	if k > 0 {
+		w.session.heard.Store(w.n.monotonic())
+	}
+	return k, w.classify(err)
+}
+
+func (w *wire) Write(b []byte) (int, error) {
+	if !w.bulk || len(b) <= chunk {
+		k, err := w.Stream.Write(b)
+		return k, w.classify(err)
+	}
+	var sent int
+	for len(b) > 0 {
+		k, err := w.Stream.Write(b[:min(chunk, len(b))])
+		sent += k
+		if err != nil {
+			return sent, w.classify(err)
+		}
+		b = b[k:]
+		runtime.Gosched()
+	}
+	return sent, nil
+}
+
+func (w *wire) finish() {
+	w.once.Do(func() {
+		w.session.streams.Add(-1)
+		if w.ended != nil {
+			w.ended()
+		}
+	})
+}
+
+// Close ends both ways. Errors of a peer that closed first are not errors.
+func (w *wire) Close() error {
+	w.finish()
+	_ = w.Stream.Close()
+	return nil
+}
+
+// Reset breaks the stream.
+func (w *wire) Reset() error {
+	w.finish()
+	return w.Stream.Reset()
+}
+
+func (w *wire) fail(code network.StreamErrorCode) error {
+	w.finish()
+	return w.Stream.ResetWithError(code)
+}
+
+// classify keeps io.EOF and time-outs as net.Conn's users expect them and names
+// the rest.
+func (w *wire) classify(err error) error {
+	if err == nil || err == io.EOF {
+		return err
+	}
+	var timeout net.Error
+	if errors.As(err, &timeout) && timeout.Timeout() {
+		return err
+	}
+	if kind, ok := resetKind(err); ok {
+		return fault.Wrap(kind, flat(err), "%s refused the stream", w.session.peer)
+	}
+	if strings.Contains(err.Error(), "closed stream") || errors.Is(err, net.ErrClosed) {
+		return net.ErrClosed
+	}
+	return fault.Wrap(fault.Unreachable, flat(err), "the stream with %s broke", w.session.peer)
+}
+
+// resetKind reads the reason that a peer gave for resetting a stream.
+func resetKind(err error) (fault.Kind, bool) {
+	var reset *network.StreamError
+	if !errors.As(err, &reset) || !reset.Remote {
+		return "", false
+	}
+	switch reset.ErrorCode {
+	case network.StreamGated:
+		return fault.Denied, true
+	case network.StreamResourceLimitExceeded, network.StreamRateLimited:
+		return fault.Exhausted, true
+	case network.StreamShutdown:
+		return fault.Unavailable, true
+	}
+	return "", false
+}
