@@ -33,6 +33,7 @@ import (
 	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/store/dirlock"
 )
 
 // readers is how many reads run at the same time; more wait.
@@ -45,7 +46,7 @@ const busyMilliseconds = 5000
 // Store is an open database. It is safe for concurrent use.
 type Store struct {
 	path   string
-	lock   *Lock
+	lock   *dirlock.Lock
 	write  *sql.DB // one connection
 	read   *sql.DB
 	turn   chan struct{} // holds the writer's turn
@@ -62,7 +63,7 @@ func Open(ctx context.Context, path string, migrations fs.FS) (*Store, error) {
 	if err != nil {
 		return nil, err
 	}
-	lock, err := LockDirectory(filepath.Dir(path), filepath.Base(path)+".lock")
+	lock, err := dirlock.Take(filepath.Dir(path), filepath.Base(path)+".lock")
 	if err != nil {
 		return nil, err
 	}

@@ -1,4 +1,8 @@
-package store
+// Package dirlock keeps two processes from sharing a folder.
+//
+// It does not guard against a process that does not ask, nor across hosts on a
+// network file system whose locks are local.
+package dirlock
 
 import (
 	"errors"
@@ -16,14 +20,14 @@ import (
 // dies, however it dies.
 type Lock struct{ f *os.File }
 
-// LockDirectory locks a folder by a file of the given name in it. If another
+// Take locks a folder by a file of the given name in it. If another
 // process, or this one, holds it, the answer is fault.Conflict at once and names
 // the holder.
-func LockDirectory(dir, name string) (*Lock, error) {
+func Take(dir, name string) (*Lock, error) {
 	path := filepath.Join(dir, name)
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_CLOEXEC, 0o600)
 	if err != nil {
-		return nil, unavailable(err, "lock folder %s", dir)
+		return nil, storage(err, dir)
 	}
 	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
@@ -35,7 +39,7 @@ func LockDirectory(dir, name string) (*Lock, error) {
 	}
 	if err != nil {
 		_ = f.Close()
-		return nil, unavailable(err, "lock folder %s", dir)
+		return nil, storage(err, dir)
 	}
 	// For people only; the lock itself is the kernel's.
 	_ = f.Truncate(0)
@@ -46,3 +50,7 @@ func LockDirectory(dir, name string) (*Lock, error) {
 // Unlock lets the folder go. The file stays: removing it would let two processes
 // lock two files of one name.
 func (l *Lock) Unlock() error { return l.f.Close() }
+
+func storage(err error, dir string) error {
+	return fault.Wrap(fault.Unavailable, err, "lock folder %s", dir).With(fault.Detail{Field: "reason", Rule: "storage"})
+}
