@@ -66,26 +66,23 @@ func (s *Store) Close() error { return s.db.Close() }
 func (s *Store) Backup(ctx context.Context, path string) error { return s.db.Backup(ctx, path) }
 
 func (s *Store) read(ctx context.Context, f func(*sql.Tx) error) error {
-	return s.storage(ctx, s.db.Read(ctx, f))
+	return storage(s.db.Read(ctx, f))
 }
 
 func (s *Store) write(ctx context.Context, f func(*sql.Tx) error) error {
-	return s.storage(ctx, s.db.Write(ctx, f))
+	return storage(s.db.Write(ctx, f))
 }
 
-// storage gives errors of the storage a kind of their own. Errors that were
-// classified by the code inside the transaction pass.
-func (s *Store) storage(ctx context.Context, err error) error {
+// storage leaves errors that have a kind, which are the store's and the code's
+// inside the transaction; what is left is a record that cannot be read.
+func storage(err error) error {
 	if err == nil {
 		return nil
 	}
 	if known := (*fault.Error)(nil); errors.As(err, &known) {
 		return err
 	}
-	if ctx.Err() != nil {
-		return fault.Wrap(fault.KindOf(ctx.Err()), err, "the job record was not asked in time")
-	}
-	return fault.Wrap(fault.Unavailable, err, "storage: the job record cannot be used now; nothing was changed")
+	return fault.Wrap(fault.Internal, err, "the job record holds something unreadable")
 }
 
 func micros(t time.Time) int64 {

@@ -1,0 +1,407 @@
+// Package agents is the orchestrator's desk for agents: it makes and checks
+// their one-time join tokens, signs their certificates, hears their reports and
+// passes orders down.
+//
+// Whatever an agent says is its tenant's claim: it is bounded, it decides about
+// the tenant's own job alone, and its key is worth nothing beyond that job.
+// Guarantees: a token is redeemed by one key; a second key fences the attempt,
+// so that neither of the two is believed. The newest report counts; older ones
+// and lost ones do not matter. An agent's silence is noticed and never judged.
+//
+// It does not decide states (package life), and reaches no agent by itself.
+package agents
+
+import (
+	"context"
+	"crypto/hmac"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/identity"
+	"github.com/cosmicac/cosmicac/pkg/mesh"
+	"github.com/cosmicac/cosmicac/pkg/trust"
+	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/life"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
+)
+
+// Bounds of what agents may send.
+const (
+	reportBytes   = 64 << 10
+	reportGPUs    = 64
+	messageBytes  = 1024
+	reportSpacing = 100 * time.Millisecond
+)
+
+// epoch of certificates. Nothing raises it yet: an attempt's certificate is
+// voided by the attempt's record, which every handler here reads.
+const epoch = 1
+
+// Options sets up a Desk.
+type Options struct {
+	Store *record.Store
+	// Key signs certificates; the roster delegates that to it.
+	Key     *identity.Key
+	Network *trust.Network
+	// CertificateLife is how long a certificate is good.
+	CertificateLife time.Duration
+	// TokenLife is how long after its VM came up a token may be redeemed.
+	TokenLife time.Duration
+	// Changed is told of jobs whose agents said something new. It must not block.
+	Changed func(jobID string)
+	// Recheck makes the mesh look at admitted peers again, after a fence.
+	Recheck func()
+	Hub     *notice.Hub
+	Clock   func() time.Time
+	Log     hclog.Logger
+}
+
+// Desk answers agents. It is safe for concurrent use.
+type Desk struct {
+	orkv1.UnimplementedAgentsServer
+	o      Options
+	secret []byte
+	heard  presence
+
+	mu      sync.Mutex
+	revoked map[string]struct{} // attempts whose certificates are void
+}
+
+// New makes a desk. fenced lists attempts that were fenced before.
+func New(o Options, fenced []string) (*Desk, error) {
+	raw, err := o.Key.Private().Raw()
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "derive the secret of join tokens")
+	}
+	mac := hmac.New(sha256.New, raw)
+	mac.Write([]byte("cosmicac wrk-ork join tokens 1"))
+	d := &Desk{o: o, secret: mac.Sum(nil), revoked: make(map[string]struct{})}
+	for _, id := range fenced {
+		d.revoked[id] = struct{}{}
+	}
+	return d, nil
+}
+
+// Sight is what is heard of an attempt's agents.
+func (d *Desk) Sight(a *job.Attempt) life.Agent { return d.heard.sight(a) }
+
+// Drain tells the attempt's agents, now or when they next attend, to finish
+// what they have.
+func (d *Desk) Drain(attemptID string, deadline time.Time) { d.heard.order(attemptID, deadline) }
+
+// Forget drops what was heard of an attempt that is over.
+func (d *Desk) Forget(attemptID string) { d.heard.forget(attemptID) }
+
+// Token is the join token for one node of one plan. It is derived, not stored:
+// a repeated proposal carries the same one, and it is worth nothing for another
+// plan or node.
+func (d *Desk) Token(attemptID string, plan, node uint32) string {
+	mac := hmac.New(sha256.New, d.secret)
+	mac.Write([]byte(attemptID))
+	var n [8]byte
+	binary.BigEndian.PutUint32(n[:4], plan)
+	binary.BigEndian.PutUint32(n[4:], node)
+	mac.Write(n[:])
+	return "cjt_" + base64.RawURLEncoding.EncodeToString(mac.Sum(nil))
+}
+
+// Hash is how a token is filed.
+func Hash(token string) []byte {
+	sum := sha256.Sum256([]byte(token))
+	return sum[:]
+}
+
+// VerifyJoin is the mesh's question whether a token lets a key in to redeem
+// it. It redeems nothing. A key that shows a token which another key redeemed
+// is let in too: redeeming it is what fences the attempt.
+func (d *Desk) VerifyJoin(ctx context.Context, p peer.ID, token string) error {
+	t, j, err := d.o.Store.Token(ctx, Hash(token))
+	if err != nil {
+		return err
+	}
+	_, a := j.Attempt(t.AttemptID)
+	return d.usable(t, a, p)
+}
+
+// usable says whether a token may still be shown by a key.
+func (d *Desk) usable(t *record.Token, a *job.Attempt, p peer.ID) error {
+	switch {
+	case a == nil || a.Plan != t.Plan || a.State == orkv1.State_STATE_QUEUED:
+		return fault.New(fault.Unauthenticated, "this join token is of an earlier plan; it is void")
+	case a.Fenced:
+		return fault.New(fault.Denied, "attempt %s is fenced: its join token was redeemed by two keys", a.ID)
+	case job.Ended(a.State) || a.State == orkv1.State_STATE_STOPPING:
+		return fault.New(fault.Denied, "attempt %s is over; its join token is void", a.ID)
+	case t.RedeemedBy != "":
+		return nil
+	case !a.UpAt.IsZero() && d.o.Clock().Sub(a.UpAt) > d.o.TokenLife:
+		return fault.New(fault.Unauthenticated, "this join token is older than %s after the start of its VM; stop and start the job", d.o.TokenLife)
+	}
+	return nil
+}
+
+// Vet is the mesh's question about a caller that is about to be, or stays,
+// admitted. It is quick: it reads memory alone.
+func (d *Desk) Vet(c mesh.Caller) error {
+	if c.Class != meshv1.Class_CLASS_AGENT || c.Certificate == nil {
+		return nil
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if _, void := d.revoked[c.Certificate.AttemptId]; void {
+		return fault.New(fault.Denied, "attempt %s is fenced: its join token was redeemed by two keys", c.Certificate.AttemptId)
+	}
+	return nil
+}
+
+func (d *Desk) revoke(attemptID string) {
+	d.mu.Lock()
+	d.revoked[attemptID] = struct{}{}
+	d.mu.Unlock()
+	d.o.Recheck()
+}
+
+// RedeemToken implements orkv1.AgentsServer.
+func (d *Desk) RedeemToken(ctx context.Context, req *orkv1.RedeemTokenRequest) (*orkv1.RedeemTokenResponse, error) {
+	caller, ok := mesh.CallerFrom(ctx)
+	if !ok {
+		return nil, fault.New(fault.Denied, "redeem a join token: the caller is not known")
+	}
+	if len(req.JoinToken) > 256 {
+		return nil, fault.New(fault.Unauthenticated, "this join token is not known")
+	}
+	var fenced, attemptID string
+	key := caller.ID.String()
+	j, err := d.o.Store.Redeem(ctx, Hash(req.JoinToken), func(t *record.Token, j *job.Job) (*job.Job, []job.Event, error) {
+		r, a := j.Attempt(t.AttemptID)
+		if err := d.usable(t, a, caller.ID); err != nil {
+			return nil, nil, err
+		}
+		attemptID = a.ID
+		switch t.RedeemedBy {
+		case key:
+			return j, nil, nil
+		case "":
+			t.RedeemedBy, t.RedeemedAt = key, d.o.Clock()
+			if a.NodeKeys == nil {
+				a.NodeKeys = make(map[uint32]string)
+			}
+			a.NodeKeys[t.NodeIndex] = key
+			if t.NodeIndex == 0 {
+				a.AgentKey = key
+				if a.DefaultUser == "" {
+					a.DefaultUser = j.Spec.GetImage().GetDefaultUser()
+				}
+			}
+			return j, nil, nil
+		}
+		fenced = a.ID
+		a.Fenced, a.AgentReady = true, false
+		return j, []job.Event{{ReplicaID: r.ID, AttemptID: a.ID, State: a.State, Reason: orkv1.Reason_REASON_FENCED,
+			Message: "a second key redeemed the join token", Actor: a.RackID}}, nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	if fenced != "" {
+		d.o.Log.Error("a join token was redeemed by a second key; the attempt is fenced", "attempt", fenced, "job", j.ID, "key", key)
+		d.o.Changed(j.ID)
+		d.revoke(fenced)
+		return nil, fault.New(fault.Denied, "this join token was redeemed by another key before; attempt %s is fenced", fenced)
+	}
+	d.o.Changed(j.ID)
+	env, err := d.certify(j, attemptID, key)
+	if err != nil {
+		return nil, err
+	}
+	d.o.Log.Info("agent redeemed its token", "job", j.ID, "attempt", attemptID, "key", key)
+	return &orkv1.RedeemTokenResponse{CertificateEnvelope: env}, nil
+}
+
+// certify signs a certificate for a key of a live attempt.
+func (d *Desk) certify(j *job.Job, attemptID, key string) ([]byte, error) {
+	r, a := j.Attempt(attemptID)
+	now := d.o.Clock()
+	id := d.o.Network.ID()
+	env, err := trust.SealCertificate(d.o.Key, &meshv1.JobCertificate{
+		NetworkId: id[:], Key: key, JobId: j.ID, ReplicaId: r.ID, AttemptId: a.ID, RackId: a.RackID,
+		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(d.o.CertificateLife)), Epoch: epoch,
+	})
+	if err != nil {
+		return nil, fault.Wrap(fault.Internal, err, "sign the certificate of attempt %s", a.ID)
+	}
+	return env, nil
+}
+
+// known reads the caller's attempt and checks that it is live and that the
+// caller's key is one of its keys.
+func (d *Desk) known(ctx context.Context) (caller mesh.Caller, j *job.Job, a *job.Attempt, node uint32, err error) {
+	caller, ok := mesh.CallerFrom(ctx)
+	if !ok || caller.Certificate == nil {
+		return caller, nil, nil, 0, fault.New(fault.Denied, "only an agent with a certificate may call this")
+	}
+	j, err = d.o.Store.Job(ctx, caller.Certificate.JobId)
+	if err != nil {
+		return caller, nil, nil, 0, err
+	}
+	_, a = j.Attempt(caller.Certificate.AttemptId)
+	if a == nil || job.Ended(a.State) {
+		return caller, nil, nil, 0, fault.New(fault.FailedPrecondition, "attempt %s is over", caller.Certificate.AttemptId)
+	}
+	if a.Fenced {
+		return caller, nil, nil, 0, fault.New(fault.Denied, "attempt %s is fenced: its join token was redeemed by two keys", a.ID)
+	}
+	for index, key := range a.NodeKeys {
+		if key == caller.ID.String() {
+			return caller, j, a, index, nil
+		}
+	}
+	return caller, nil, nil, 0, fault.New(fault.Denied, "this key is not the agent of attempt %s", a.ID)
+}
+
+// RenewCertificate implements orkv1.AgentsServer.
+func (d *Desk) RenewCertificate(ctx context.Context, _ *orkv1.RenewCertificateRequest) (*orkv1.RenewCertificateResponse, error) {
+	caller, j, a, _, err := d.known(ctx)
+	if err != nil {
+		return nil, err
+	}
+	env, err := d.certify(j, a.ID, caller.ID.String())
+	if err != nil {
+		return nil, err
+	}
+	return &orkv1.RenewCertificateResponse{CertificateEnvelope: env}, nil
+}
+
+// Attend implements orkv1.AgentsServer.
+func (d *Desk) Attend(stream orkv1.Agents_AttendServer) error {
+	ctx := stream.Context()
+	caller, j, a, node, err := d.known(ctx)
+	if err != nil {
+		return err
+	}
+	sub := d.o.Hub.Subscribe()
+	defer sub.Close()
+	d.heard.enter(a.ID, node, d.o.Clock())
+	d.o.Changed(j.ID)
+	defer func() {
+		d.heard.leave(a.ID, node, d.o.Clock())
+		d.o.Changed(j.ID)
+	}()
+
+	// The receiver ends when the handler returns, since that ends the stream;
+	// it keeps nothing, so nobody waits for it beyond the stream's own end.
+	received := make(chan error, 1)
+	go func() { received <- d.listen(stream, caller, j.ID, a.ID, node) }()
+
+	sent := time.Time{}
+	for {
+		drain, wake := d.heard.standing(a.ID)
+		if !drain.IsZero() && sent.IsZero() {
+			if err := stream.Send(&orkv1.AttendResponse{Drain: true, DrainDeadline: timestamppb.New(drain), MinimumEpoch: epoch}); err != nil {
+				return err
+			}
+			sent = drain
+		}
+		select {
+		case err := <-received:
+			return err
+		case <-wake:
+		case <-sub.Ready():
+			if !slices.Contains(sub.Take(), j.ID) {
+				continue
+			}
+			if _, _, _, _, err := d.known(ctx); err != nil {
+				if k := fault.KindOf(err); k == fault.Unavailable || k == fault.Canceled || k == fault.Timeout {
+					continue // the record cannot be read now: nothing is concluded
+				}
+				return err
+			}
+		}
+	}
+}
+
+// listen hears one agent until its stream ends. Reports that come faster than
+// the spacing are slowed down by not being read.
+func (d *Desk) listen(stream orkv1.Agents_AttendServer, caller mesh.Caller, jobID, attemptID string, node uint32) error {
+	ctx := stream.Context()
+	for {
+		req, err := stream.Recv()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if proto.Size(req) > reportBytes {
+			return fault.New(fault.TooLarge, "a report has %d bytes; at most %d are taken", proto.Size(req), reportBytes)
+		}
+		var card *meshv1.Card
+		if len(req.CardEnvelope) > 0 {
+			if card, err = d.card(req.CardEnvelope, caller); err != nil {
+				d.o.Log.Warn("agent's card refused", "attempt", attemptID, "error", err)
+			}
+		}
+		bound(req.Report)
+		if d.heard.hear(attemptID, node, req.Report, card, d.o.Clock()) {
+			d.o.Changed(jobID)
+		}
+		timer := time.NewTimer(reportSpacing)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return ctx.Err()
+		case <-timer.C:
+		}
+	}
+}
+
+// card opens an agent's card: signed by the key at the other end, for its job.
+func (d *Desk) card(envelope []byte, caller mesh.Caller) (*meshv1.Card, error) {
+	c, err := d.o.Network.CheckCard(envelope, d.o.Clock())
+	if err != nil {
+		return nil, err
+	}
+	if c.Key != caller.ID.String() {
+		return nil, fault.New(fault.Denied, "the card is of key %.64s", c.Key)
+	}
+	if c.AttemptId != "" && c.AttemptId != caller.Certificate.AttemptId {
+		return nil, fault.New(fault.Denied, "the card names attempt %.64s", c.AttemptId)
+	}
+	if len(c.Addresses) > 16 {
+		c.Addresses = c.Addresses[:16]
+	}
+	if strings.ContainsAny(strings.TrimSpace(c.SshHostKey), "\n\r\x00") {
+		return nil, fault.New(fault.Invalid, "the card's SSH host key has several lines")
+	}
+	return c, nil
+}
+
+func bound(r *agentv1.Report) {
+	if r == nil {
+		return
+	}
+	if len(r.Gpus) > reportGPUs {
+		r.Gpus = r.Gpus[:reportGPUs]
+	}
+	if len(r.Message) > messageBytes {
+		r.Message = strings.ToValidUTF8(r.Message[:messageBytes], "")
+	}
+}
