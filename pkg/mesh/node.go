@@ -355,3 +355,13 @@ func listenAddress(text string) (ma.Multiaddr, error) {
 	}
 	return a, nil
 }
+
+// Streams counts the open streams of all connections, the library's own among
+// them.
+func (n *Node) Streams() int {
+	count := 0
+	for _, c := range n.host.Network().Conns() {
+		count += len(c.GetStreams())
+	}
+	return count
+}
