@@ -21,7 +21,7 @@ import (
 
 func (e *environment) jobsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "jobs", Short: "Create, watch and end jobs; shells into them", Args: cobra.NoArgs, RunE: helpOnly}
-	c.AddCommand(e.jobsCreateCommand(), e.jobsListCommand(), e.jobsGetCommand(), e.jobsWaitCommand(), e.jobsHistoryCommand(),
+	c.AddCommand(e.jobsCreateCommand(), e.jobsListCommand(), e.jobsGetCommand(), e.jobsWaitCommand(), e.jobsHistoryCommand(), e.jobsLogsCommand(),
 		e.jobsActCommand("stop", "End the job's VMs; gives up its GPUs, keeps its disks"),
 		e.jobsActCommand("start", "Start a stopped or failed job again"), e.jobsDeleteCommand(),
 		e.jobsShellCommand(), e.jobsExecCommand(), e.sshProxyCommand())
