@@ -94,7 +94,7 @@ func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
 // a suspect.
 func (n *Node) unsuspected(ctx context.Context, s *session) (*session, error) {
 	deadline := time.Now().Add(suspectGrace)
-	for s.suspect.Load() {
+	for s.suspect.Load() && !closed(s.gone) {
 		if time.Now().After(deadline) {
 			silent := time.Duration(n.monotonic() - s.heard.Load()).Round(100 * time.Millisecond)
 			return nil, fault.New(fault.Unreachable, "call %s: it has been silent for %s", s.peer, silent)

@@ -48,7 +48,7 @@ func (n *Node) makeHost() error {
 	mux := *yamux.DefaultTransport
 	// Second line behind the ping watcher; the time-out of a keep-alive is the
 	// write time-out, there is none of its own.
-	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 5*time.Second, 5*time.Second
+	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 10*time.Second, 8*time.Second
 
 	options := []libp2p.Option{
 		libp2p.Identity(n.o.Key.Private()),

@@ -354,3 +354,18 @@ func wantKind(t *testing.T, err error, kind fault.Kind, words ...string) {
 		}
 	}
 }
+
+// portOf is the TCP port of a node that listens on one.
+func portOf(t *testing.T, s *spot) string {
+	t.Helper()
+	for _, a := range s.Addresses() {
+		parts := strings.Split(a, "/")
+		if len(parts) > 4 && parts[3] == "tcp" {
+			return parts[4]
+		}
+	}
+	t.Fatalf("no tcp address in %v", s.Addresses())
+	return ""
+}
+
+func itoa(i int) string { return fmt.Sprint(i) }

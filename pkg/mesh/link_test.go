@@ -192,18 +192,13 @@ func TestKeptPeerIsDialedAgainWhenItReturns(t *testing.T) {
 	release := b.Keep(a.ID(), a.Addresses()...)
 	defer release()
 	eventually(t, "kept", func() bool { return b.Connected(a.ID()) })
-	port := a.Addresses()[0]
+	port := portOf(t, a)
 	if err := a.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, "noticed", func() bool { return !b.Connected(a.ID()) })
-	var listen string
-	if _, err := fmt.Sscanf(port, "/ip4/127.0.0.1/tcp/%s", &listen); err != nil {
-		t.Fatal(err)
-	}
-	listen = listen[:len(listen)-len("/p2p/"+a.ID().String())]
 	l.start(l.ork, func(o *mesh.Options) {
-		o.Role, o.Listen = meshv1.Role_ROLE_ORK, []string{"/ip4/127.0.0.1/tcp/" + listen}
+		o.Role, o.Listen = meshv1.Role_ROLE_ORK, []string{"/ip4/127.0.0.1/tcp/" + port}
 	})
 	eventually(t, "dialed again", func() bool { return b.Connected(a.ID()) })
 }

@@ -302,6 +302,12 @@ func (n *Node) wire(stream network.Stream, s *session, bulk bool) *wire {
 func (w *wire) LocalAddr() net.Addr  { return &addr{id: w.n.id} }
 func (w *wire) RemoteAddr() net.Addr { return &addr{id: w.session.peer, session: w.session} }
 
+// Ready holds new calls back from a peer that fell silent.
+func (w *wire) Ready(ctx context.Context) error {
+	_, err := w.n.unsuspected(ctx, w.session)
+	return err
+}
+
 func (w *wire) Read(b []byte) (int, error) {
 	k, err := w.Stream.Read(b)
 	if k > 0 {

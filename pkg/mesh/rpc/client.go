@@ -22,7 +22,8 @@ const DefaultDeadline = 30 * time.Second
 const handshakeTimeout = 10 * time.Second
 
 // Open makes the one connection that a client's calls share. Its errors reach
-// the caller as they are.
+// the caller as they are. A connection with a method Ready(context.Context) error
+// is asked before each call that is to use it.
 type Open func(ctx context.Context) (net.Conn, error)
 
 // Client is a grpc.ClientConnInterface over connections from Open. It makes one
@@ -122,6 +123,11 @@ func (c *Client) get(ctx context.Context) (*link, error) {
 	if c.link != nil && !c.link.dead() {
 		l := c.link
 		c.mu.Unlock()
+		if r, ok := l.conn.Conn.(interface{ Ready(context.Context) error }); ok {
+			if err := r.Ready(ctx); err != nil {
+				return nil, err
+			}
+		}
 		return l, nil
 	}
 	o := c.opening
