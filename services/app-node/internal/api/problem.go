@@ -91,22 +91,12 @@ func problemOf(err error) *Problem {
 	return p
 }
 
-// orkFields maps the orchestrator's names of fields to those of a request's body.
-var orkFields = strings.NewReplacer(
-	"inference.served_names", "served_names", "inference.arguments", "engine_arguments", "inference.", "",
-	"image.name", "image", "image.reference", "image", "max_duration", "max_duration_seconds",
-)
-
 // location is a field's place in the request. Most details are about the body.
 func location(field string) string {
-	for _, prefix := range []string{"body", "query.", "path.", "header."} {
+	for _, prefix := range []string{"body.", "query.", "path.", "header."} {
 		if strings.HasPrefix(field, prefix) {
 			return field
 		}
-	}
-	field = strings.TrimPrefix(field, "spec.")
-	if !strings.Contains(field, "max_duration_seconds") {
-		field = orkFields.Replace(field)
 	}
 	return "body." + field
 }
