@@ -67,6 +67,8 @@ type Options struct {
 	TokenLife time.Duration
 	// Changed is told of jobs whose agents said something new. It must not block.
 	Changed func(jobID string)
+	// PutCard takes an agent's card into the registry of cards; may be nil.
+	PutCard func(caller mesh.Caller, envelope []byte) error
 	// Recheck makes the mesh look at admitted peers again, after a fence.
 	Recheck func()
 	Hub     *notice.Hub
@@ -384,6 +386,11 @@ func (d *Desk) card(envelope []byte, caller mesh.Caller) (*meshv1.Card, error) {
 	}
 	if c.AttemptId != "" && c.AttemptId != caller.Certificate.AttemptId {
 		return nil, fault.New(fault.Denied, "the card names attempt %.64s", c.AttemptId)
+	}
+	if d.o.PutCard != nil {
+		if err := d.o.PutCard(caller, envelope); err != nil && fault.KindOf(err) != fault.Exhausted {
+			return nil, err
+		}
 	}
 	if len(c.Addresses) > 16 {
 		c.Addresses = c.Addresses[:16]

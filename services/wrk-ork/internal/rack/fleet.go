@@ -52,7 +52,7 @@ type Fleet struct {
 	o Options
 
 	mu    sync.Mutex
-	ctx   context.Context // of Run; streams start under it
+	ctx   context.Context // of Start: the life that streams of later entries share
 	racks map[string]*watch
 	wg    sync.WaitGroup
 }
@@ -100,14 +100,20 @@ func New(o Options) *Fleet {
 	return &Fleet{o: o, racks: make(map[string]*watch)}
 }
 
-// Run keeps the streams until ctx ends, and waits for them.
-func (f *Fleet) Run(ctx context.Context, entries []*orkv1.RackEntry) error {
+// Start opens the streams of the entries; streams last until ctx ends. Call it
+// once, before anything else.
+func (f *Fleet) Start(ctx context.Context, entries []*orkv1.RackEntry) {
 	f.mu.Lock()
 	f.ctx = ctx
 	f.mu.Unlock()
 	for _, e := range entries {
 		f.Put(e)
 	}
+}
+
+// Wait returns when ctx, the one given to Start or an outer one, has ended and
+// every stream with it.
+func (f *Fleet) Wait(ctx context.Context) error {
 	<-ctx.Done()
 	f.wg.Wait()
 	return nil

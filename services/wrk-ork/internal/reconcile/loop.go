@@ -52,8 +52,11 @@ type Counters interface {
 	Placement(result string)
 	// Outcome counts an attempt that ended.
 	Outcome(state, reason string)
-	// Failure counts a pass over a job, or a call, that failed.
+	// Failure counts a pass over a job, or a call, that failed. Doing is one
+	// of a few words.
 	Failure(doing string)
+	// Storage is told how the record answered at each pass; nil is well.
+	Storage(err error)
 }
 
 // Options sets up a Loop.
@@ -181,6 +184,9 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 	l.mu.Unlock()
 	views := l.o.Racks.Views()
 	live, err := l.o.Store.Live(ctx)
+	if ctx.Err() == nil {
+		l.o.Counters.Storage(err)
+	}
 	if err != nil {
 		l.failed(ctx, "read", err)
 		l.Poke(ids...) // nothing is lost: looked at again

@@ -116,14 +116,54 @@ func (s *Store) Job(ctx context.Context, id string) (*job.Job, error) {
 	return j, err
 }
 
-// Live reads the jobs that need work: not settled, oldest first.
+// Live reads the jobs that need work: not settled, oldest first. The jobs are
+// shared with later calls: read only, clone before a change.
 func (s *Store) Live(ctx context.Context) ([]*job.Job, error) {
+	s.mu.Lock()
+	known := s.live
+	s.mu.Unlock()
 	var jobs []*job.Job
-	err := s.read(ctx, func(tx *sql.Tx) (err error) {
-		jobs, err = loadJobs(ctx, tx, `SELECT `+jobColumns+` FROM jobs WHERE settled = 0 ORDER BY id`)
-		return err
+	err := s.read(ctx, func(tx *sql.Tx) error {
+		jobs = nil
+		rows, err := tx.QueryContext(ctx, `SELECT id, revision FROM jobs WHERE settled = 0 ORDER BY id`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		var missing []int
+		for rows.Next() {
+			j := &job.Job{}
+			if err := rows.Scan(&j.ID, &j.Revision); err != nil {
+				return err
+			}
+			if have := known[j.ID]; have != nil && have.Revision == j.Revision {
+				j = have
+			} else {
+				missing = append(missing, len(jobs))
+			}
+			jobs = append(jobs, j)
+		}
+		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
+			return err
+		}
+		for _, i := range missing {
+			if jobs[i], err = loadOne(ctx, tx, jobs[i].ID); err != nil {
+				return err
+			}
+		}
+		return nil
 	})
-	return jobs, err
+	if err != nil {
+		return nil, err
+	}
+	live := make(map[string]*job.Job, len(jobs))
+	for _, j := range jobs {
+		live[j.ID] = j
+	}
+	s.mu.Lock()
+	s.live = live
+	s.mu.Unlock()
+	return jobs, nil
 }
 
 // Query filters a list. Empty fields do not filter.
@@ -286,15 +326,6 @@ type Promise struct {
 	*job.Attempt
 }
 
-// Promises reads every attempt that was given a rack and is not gone.
-func (s *Store) Promises(ctx context.Context) ([]Promise, error) {
-	jobs, err := s.Live(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return PromisesOf(jobs), nil
-}
-
 // PromisesOf picks the promises out of live jobs.
 func PromisesOf(jobs []*job.Job) []Promise {
 	var out []Promise
@@ -341,6 +372,51 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 	return err
 }
 
+// Fenced lists the attempts that were fenced and whose record is still there.
+func (s *Store) Fenced(ctx context.Context) ([]string, error) {
+	var out []string
+	err := s.read(ctx, func(tx *sql.Tx) error {
+		out = nil
+		rows, err := tx.QueryContext(ctx, `SELECT id FROM attempts WHERE json_extract(doc, '$.fenced') = 1`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var id string
+			if err := rows.Scan(&id); err != nil {
+				return err
+			}
+			out = append(out, id)
+		}
+		return rows.Err()
+	})
+	return out, err
+}
+
+// Counts is how many jobs are recorded in each state.
+func (s *Store) Counts(ctx context.Context) (map[orkv1.State]int, error) {
+	out := make(map[orkv1.State]int)
+	err := s.read(ctx, func(tx *sql.Tx) error {
+		clear(out)
+		rows, err := tx.QueryContext(ctx, `SELECT state, count(*) FROM jobs GROUP BY state`)
+		if err != nil {
+			return err
+		}
+		defer rows.Close()
+		for rows.Next() {
+			var state orkv1.State
+			var n int
+			if err := rows.Scan(&state, &n); err != nil {
+				return err
+			}
+			out[state] = n
+		}
+		return rows.Err()
+	})
+	return out, err
+}
+
 // DeletedProject is the project of a deleted job, while its tombstone lasts.
 func (s *Store) DeletedProject(ctx context.Context, id string) (string, bool, error) {
 	var project string
@@ -351,17 +427,6 @@ func (s *Store) DeletedProject(ctx context.Context, id string) (string, bool, er
 		return "", false, nil
 	}
 	return project, err == nil, err
-}
-
-// KnownAttempt finds the job of an attempt.
-func (s *Store) KnownAttempt(ctx context.Context, attemptID string) (jobID string, known bool, err error) {
-	err = s.read(ctx, func(tx *sql.Tx) error {
-		return tx.QueryRowContext(ctx, `SELECT job_id FROM attempts WHERE id = ?`, attemptID).Scan(&jobID)
-	})
-	if errors.Is(err, sql.ErrNoRows) {
-		return "", false, nil
-	}
-	return jobID, err == nil, err
 }
 
 func (s *Store) saveEvents(ctx context.Context, tx *sql.Tx, jobID string, events []job.Event) error {

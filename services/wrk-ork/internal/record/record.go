@@ -18,11 +18,13 @@ import (
 	"embed"
 	"errors"
 	"io/fs"
+	"sync"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/store"
 
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
 )
 
@@ -44,6 +46,9 @@ type Store struct {
 	db    *store.Store
 	hub   *notice.Hub
 	clock func() time.Time
+
+	mu   sync.Mutex
+	live map[string]*job.Job // what Live returned last, by id
 }
 
 // Open opens or makes the record at path. Changes are published on hub.

@@ -1,0 +1,234 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
+
+	"github.com/cosmicac/cosmicac/pkg/health"
+	"github.com/cosmicac/cosmicac/pkg/id"
+	"github.com/cosmicac/cosmicac/pkg/identity"
+	"github.com/cosmicac/cosmicac/pkg/mesh"
+	"github.com/cosmicac/cosmicac/pkg/mesh/cards"
+	"github.com/cosmicac/cosmicac/pkg/trust"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/agents"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/api"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/endpoint"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/metrics"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/rack"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/reconcile"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
+)
+
+// Setup is what an orchestrator is made of; everything is required.
+type Setup struct {
+	Config  Config
+	Path    string // of the record's SQLite file
+	Key     *identity.Key
+	Network *trust.Network
+	Health  *health.Set
+	Metrics prometheus.Registerer
+	Clock   func() time.Time
+	Log     hclog.Logger
+	// NewMesh makes the node; it is called once, with what ork adds.
+	NewMesh func(func(*mesh.Options)) (*mesh.Node, error)
+}
+
+// Task is a part that runs until its context ends.
+type Task struct {
+	Name string
+	Run  func(context.Context) error
+}
+
+// Ork is an orchestrator that was put together and does not run yet.
+type Ork struct {
+	Node  *mesh.Node
+	Tasks []Task
+	store *record.Store
+}
+
+// Close closes the record; after the node and every task have ended.
+func (o *Ork) Close() error { return o.store.Close() }
+
+// Build puts the parts together, in the order in which they need each other.
+// ctx is the life of the racks' streams.
+func Build(ctx context.Context, s Setup) (*Ork, error) {
+	// The record first: all else is derived from it, and a broken one must stop
+	// the start before anybody is answered.
+	hub := &notice.Hub{}
+	store, err := record.Open(ctx, s.Path, hub, s.Clock)
+	if err != nil {
+		return nil, err
+	}
+	o, err := build(ctx, s, hub, store)
+	if err != nil {
+		_ = store.Close()
+		return nil, err
+	}
+	return o, nil
+}
+
+func build(ctx context.Context, s Setup, hub *notice.Hub, store *record.Store) (*Ork, error) {
+	entries, err := store.Racks(ctx)
+	if err != nil {
+		return nil, err
+	}
+	fenced, err := store.Fenced(ctx)
+	if err != nil {
+		return nil, err
+	}
+
+	// Node, loop and the rest point at each other; the node and the loop are
+	// filled in below, before anything runs.
+	var node *mesh.Node
+	var loop *reconcile.Loop
+	registry := cards.New(s.Network, s.Clock)
+	fleet := rack.New(rack.Options{
+		Dial:    func(worker peer.ID) grpc.ClientConnInterface { return node.Client(worker) },
+		Changed: func(jobs []string) { loop.Poke(jobs...) },
+		Silence: s.Config.Workers.StreamSilence, Clock: s.Clock, Log: s.Log.Named("racks"),
+	})
+	desk, err := agents.New(agents.Options{
+		Store: store, Key: s.Key, Network: s.Network, Hub: hub,
+		CertificateLife: s.Config.Agents.CertificateLife, TokenLife: s.Config.Agents.TokenLife,
+		Changed: func(jobID string) { loop.Poke(jobID) },
+		PutCard: registry.Put,
+		Recheck: func() { node.Recheck() },
+		Clock:   s.Clock, Log: s.Log.Named("agents"),
+	}, fenced)
+	if err != nil {
+		return nil, err
+	}
+	watch := &wellbeing{health: s.Health, store: store, fleet: fleet, clock: s.Clock}
+	counters, err := metrics.New(s.Metrics, store.Counts, fleet.Views, watch.storage)
+	if err != nil {
+		return nil, err
+	}
+	source := id.NewSource(s.Clock, nil)
+	loop = reconcile.New(reconcile.Options{
+		Store: store, Hub: hub, Racks: fleet, Agents: desk, Counters: counters,
+		Seeds:  func() reconcile.Seeds { return seeds(node) },
+		Limits: s.Config.Limits(), NewID: source.New, Clock: s.Clock, Log: s.Log.Named("jobs"),
+		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter,
+	})
+	board := endpoint.New(store, hub)
+
+	if node, err = s.NewMesh(func(m *mesh.Options) {
+		m.Role, m.DHT = meshv1.Role_ROLE_ORK, mesh.DHTServer
+		m.VerifyJoin, m.Vet = desk.VerifyJoin, desk.Vet
+	}); err != nil {
+		return nil, err
+	}
+	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, Fleet: fleet, NewID: source.New, Clock: s.Clock})
+	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Changed: func() { loop.Poke() }})
+	orkv1.RegisterAgentsServer(node, desk)
+	orkv1.RegisterEndpointsServer(node, board)
+	meshv1.RegisterCardsServer(node, registry)
+
+	fleet.Start(ctx, entries)
+	return &Ork{Node: node, store: store, Tasks: []Task{
+		{"racks", fleet.Wait},
+		{"jobs", loop.Run},
+		{"endpoints", board.Run},
+		{"wellbeing", watch.run},
+	}}, nil
+}
+
+// seeds is what the network looks like for a VM born now.
+func seeds(node *mesh.Node) reconcile.Seeds {
+	n := node.Network()
+	network := n.ID()
+	return reconcile.Seeds{
+		NetworkID: network[:], RootKeys: n.RootKeys(), Bootstraps: n.Info().GetBootstraps(),
+		OrkKey: node.ID().String(), OrkAddresses: node.Addresses(),
+	}
+}
+
+// wellbeing raises and clears the daemon's health warnings.
+type wellbeing struct {
+	health *health.Set
+	store  *record.Store
+	fleet  *rack.Fleet
+	clock  func() time.Time
+}
+
+func (w *wellbeing) storage(err error) {
+	if err != nil {
+		w.health.Raise(health.StorageFailing, "reading the job record", err.Error())
+		return
+	}
+	w.health.Clear(health.StorageFailing)
+}
+
+// cleanupPatience is how long an ended attempt may leave objects before it is
+// worth a warning.
+const cleanupPatience = 5 * time.Minute
+
+func (w *wellbeing) run(ctx context.Context) error {
+	tick := time.NewTicker(5 * time.Second)
+	defer tick.Stop()
+	prune := w.clock()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		w.look(ctx)
+		if now := w.clock(); now.Sub(prune) > time.Hour {
+			prune = now
+			if err := w.store.Prune(ctx); err != nil && ctx.Err() == nil {
+				w.storage(err)
+			}
+		}
+	}
+}
+
+func (w *wellbeing) look(ctx context.Context) {
+	away, simulated := 0, ""
+	views := w.fleet.Views()
+	for _, v := range views {
+		if !v.Connected && !v.ReportedAt.IsZero() {
+			away++
+		}
+		if v.Report.GetSimulated() {
+			simulated = v.Entry.Id
+		}
+	}
+	set := func(on bool, code health.Code, args ...any) {
+		if on {
+			w.health.Raise(code, args...)
+		} else {
+			w.health.Clear(code)
+		}
+	}
+	set(away > 1 && away*2 > len(views), health.ManyUnreachable, fmt.Sprintf("%d of %d racks", away, len(views)))
+	set(simulated != "", health.Simulated, "rack "+simulated)
+	live, err := w.store.Live(ctx)
+	if err != nil {
+		return
+	}
+	late, oldest := 0, ""
+	for _, j := range live {
+		for _, r := range j.Replicas {
+			for _, a := range r.Attempts {
+				if job.Ended(a.State) && !a.Gone && w.clock().Sub(a.EndedAt) > cleanupPatience {
+					if late++; oldest == "" {
+						oldest = a.ID + " of job " + j.ID
+					}
+				}
+			}
+		}
+	}
+	set(late > 0, health.CleanupPending, late, oldest)
+}
