@@ -189,7 +189,7 @@ func newLab(t *testing.T) *lab {
 		}
 		return conn, nil
 	}
-	watch := orchestrator.NewWatch(connect, log.Named("ork"))
+	watch := orchestrator.NewWatch(connect, log.Named("ork"), nil)
 	running, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { _ = watch.Run(running) })

@@ -102,7 +102,7 @@ func (s *Server) Handler() http.Handler { return s.handler }
 func (s *Server) Document() *huma.OpenAPI { return s.api.OpenAPI() }
 
 // Serve answers on a listener until ctx ends, then lets running requests finish
-// for up to five seconds. Event streams end at once.
+// for up to three seconds. Event streams end at once.
 func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -119,7 +119,7 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	stopped := make(chan error, 1)
 	stop := context.AfterFunc(ctx, func() {
 		s.streams.end()
-		within, done := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
+		within, done := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 		defer done()
 		err := server.Shutdown(within)
 		cancel()

@@ -19,6 +19,7 @@ import (
 type Watch struct {
 	connect Connector
 	log     hclog.Logger
+	tell    func(err error)
 
 	mu sync.Mutex
 	// jobs is nil until the first list is complete.
@@ -30,9 +31,13 @@ type Watch struct {
 	subscriptions map[string]map[*Subscription]struct{}
 }
 
-// NewWatch makes a watch; Run keeps it going.
-func NewWatch(connect Connector, log hclog.Logger) *Watch {
-	return &Watch{connect: connect, log: log, endpoints: map[string]string{}, subscriptions: map[string]map[*Subscription]struct{}{}}
+// NewWatch makes a watch; Run keeps it going. tell hears of the watch of jobs: an
+// error when it broke, nil when it is back; nil for nobody.
+func NewWatch(connect Connector, log hclog.Logger, tell func(err error)) *Watch {
+	if tell == nil {
+		tell = func(error) {}
+	}
+	return &Watch{connect: connect, log: log, tell: tell, endpoints: map[string]string{}, subscriptions: map[string]map[*Subscription]struct{}{}}
 }
 
 // Run watches until ctx ends. It returns nil then.
@@ -54,11 +59,15 @@ func (w *Watch) keep(ctx context.Context, what string, watch func(context.Contex
 		if ctx.Err() != nil {
 			return
 		}
+		err = fault.FromGRPC(err)
+		if what == "jobs" {
+			w.tell(err)
+		}
 		if progress {
 			wait, told = 100*time.Millisecond, false
 		}
 		if !told {
-			w.log.Warn("the orchestrator's watch broke, trying again until it is back", "of", what, "error", fault.FromGRPC(err))
+			w.log.Warn("the orchestrator's watch broke, trying again until it is back", "of", what, "error", err)
 			told = true
 		}
 		select {
@@ -108,6 +117,7 @@ func (w *Watch) watchJobs(ctx context.Context) (progress bool, err error) {
 				synced = true
 				w.replace(listed, generation)
 				listed = nil
+				w.tell(nil)
 			}
 		}
 	}
