@@ -23,6 +23,9 @@ type Caller struct {
 	Certificate *meshv1.JobCertificate
 	// Grant is set for CLASS_CLIENT.
 	Grant *meshv1.Grant
+	// Address is where its connection comes from, a multiaddress; empty for this
+	// node itself.
+	Address string
 }
 
 // Has tells whether the caller is a member with the role.

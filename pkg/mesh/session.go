@@ -82,7 +82,9 @@ func (s *session) caller() (Caller, bool) {
 	if s.who == nil || s.err != nil {
 		return Caller{}, false
 	}
-	return *s.who, true
+	c := *s.who
+	c.Address = s.conn.RemoteMultiaddr().String()
+	return c, true
 }
 
 // admit records that this node admitted the peer.
