@@ -298,3 +298,10 @@ func oneLine(s string) string {
 	}
 	return strings.TrimSpace(s)
 }
+
+// Server is the API server's host and port, for people.
+func (c *Connection) Server() string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.current.base.Host
+}

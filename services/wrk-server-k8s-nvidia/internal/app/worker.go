@@ -1,0 +1,212 @@
+package app
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/cosmicac/cosmicac/pkg/health"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/api"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/claim"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/cluster"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/graph"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/preflight"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/report"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/tenure"
+)
+
+// Setup is what a Worker is made of.
+type Setup struct {
+	Config Config
+	// Network is the network's id in hexadecimal.
+	Network string
+	// Self is who this process is in the rack's Lease.
+	Self    tenure.Holder
+	Version string
+	Health  *health.Set
+	Metrics prometheus.Registerer
+	Now     func() time.Time
+	Log     hclog.Logger
+}
+
+// Task is a part that runs until its context ends. An error is fatal.
+type Task struct {
+	Name string
+	Run  func(ctx context.Context) error
+}
+
+// Worker is a rack's worker without its place in the mesh.
+type Worker struct {
+	Server *api.Server
+	Entry  *api.Entry
+	Tenure *tenure.Tenure
+	Hub    *report.Hub
+	// Tasks in the order of starting; stop them in reverse.
+	Tasks []Task
+}
+
+// Build puts a worker together. Nothing runs and nothing is dialled yet.
+func Build(s Setup) (*Worker, error) {
+	c := s.Config
+	entry := &api.Entry{}
+	var hub *report.Hub
+	var engine *graph.Engine
+	var conn *cluster.Connection
+	requests := prometheus.NewCounterVec(prometheus.CounterOpts{
+		Name: "cosmicac_rack_cluster_requests_total", Help: "Requests to the Kubernetes API, by method and class of the answer.",
+	}, []string{"method", "class"})
+	s.Metrics.MustRegister(requests)
+
+	// The way to the cluster.
+	conn, err := cluster.NewConnection(cluster.ConnectionOptions{
+		Kubeconfig: c.Kubeconfig, Now: s.Now, Log: s.Log.Named("cluster"),
+		Changed: func() {
+			showFault(s.Health, conn.Server(), conn.Fault())
+			hub.Changed()
+		},
+		Observed: func(method, class string) { requests.WithLabelValues(method, class).Inc() },
+	})
+	if err != nil {
+		return nil, err
+	}
+	client, err := cluster.NewClient(conn, c.Namespace, "cosmicac-wrk-server-k8s-nvidia/"+s.Version)
+	if err != nil {
+		return nil, err
+	}
+
+	// One process a rack.
+	hold := tenure.New(tenure.Options{
+		Client: client.Coordination.Leases(c.Namespace), Name: "cosmicac-rack-" + c.Rack.ID, Self: s.Self, Log: s.Log.Named("lease"),
+		Changed: func() { hub.Changed() },
+	})
+
+	// What the cluster shows, and what it is worth.
+	view := cluster.NewView(client, cluster.ViewOptions{
+		Rack: c.Rack.ID, Network: s.Network, NodeSelector: c.NodeSelector, Relist: c.Relist, Log: s.Log.Named("view"),
+		Changed: func(change cluster.Change) { engine.Touch(change) },
+	})
+	settings := c.settings(s.Network)
+	book := claim.NewBook(func(claims []capacity.Claim) *capacity.Rack {
+		return capacity.Count(capacity.Input{
+			Nodes: view.Nodes(), Pods: view.Pods(), Claims: claims, Permitted: permitted(view), Entry: entry.Get(),
+			GPUModels: c.GPUModels, Tolerations: settings.Tolerations,
+		})
+	}, s.Now)
+
+	// Attempts.
+	engine = graph.New(graph.Options{
+		Client: client, View: view, Book: book, Settings: settings, Active: hold.Held,
+		Answers: func() bool { return conn.Fault().Code == cluster.FaultNone },
+		Now:     s.Now, Log: s.Log.Named("graph"),
+		Changed: func() { hub.Changed() },
+		Stuck: func(attempts []string) {
+			if len(attempts) == 0 {
+				s.Health.Clear(health.CleanupPending)
+				return
+			}
+			s.Health.Raise(health.CleanupPending, fmt.Sprint(len(attempts)), attempts[0])
+		},
+	})
+	hub = report.NewHub(report.Sources{
+		RackID: c.Rack.ID, Version: s.Version, Synced: func() bool { return view.Synced() && engine.Loaded() },
+		Rack: book.Rack, Statuses: engine.Statuses, DiskJobs: engine.DiskJobs, Fault: conn.Fault,
+	})
+	s.Metrics.MustRegister(report.NewMetrics(hub, hold.Held))
+
+	return &Worker{
+		Server: &api.Server{
+			RackID: c.Rack.ID, Engine: engine, Hub: hub, Entry: entry, Tenure: hold, Log: s.Log.Named("api"), Answers: api.NewAnswers(s.Metrics),
+		},
+		Entry: entry, Tenure: hold, Hub: hub,
+		Tasks: []Task{
+			{"kubeconfig", conn.Run},
+			{"lease", hold.Run},
+			{"view", view.Run},
+			{"graph", engine.Run},
+			{"report", hub.Run},
+			{"preflight", func(ctx context.Context) error { return watchCluster(ctx, s, client, view, hold) }},
+		},
+	}, nil
+}
+
+// permitted reads KubeVirt's list.
+func permitted(view *cluster.View) capacity.Permitted {
+	k, ok := view.KubeVirt()
+	if !ok {
+		return capacity.Permitted{}
+	}
+	list := k.Spec.Configuration.PermittedHostDevices
+	p := capacity.Permitted{Known: true, Any: list == nil}
+	if list != nil {
+		for _, d := range list.PciHostDevices {
+			p.Devices = append(p.Devices, capacity.Device{Resource: d.ResourceName, PCI: d.PCIVendorSelector})
+		}
+	}
+	return p
+}
+
+func showFault(set *health.Set, server string, f cluster.Fault) {
+	switch f.Code {
+	case cluster.FaultRefused:
+		set.Clear(health.ClusterUnreachable)
+		set.Raise(health.CredentialsRefused, server, fmt.Sprintf("%s, since %s", f.Words, f.Since.UTC().Format(time.RFC3339)))
+	case cluster.FaultUnreachable:
+		set.Clear(health.CredentialsRefused)
+		set.Raise(health.ClusterUnreachable, server, fmt.Sprintf("%s, since %s", f.Words, f.Since.UTC().Format(time.RFC3339)))
+	default:
+		set.Clear(health.ClusterUnreachable)
+		set.Clear(health.CredentialsRefused)
+	}
+}
+
+// Periods of watchCluster.
+const (
+	lookPeriod   = 5 * time.Second
+	rightsPeriod = 10 * time.Minute
+)
+
+// watchCluster keeps the health warnings about the cluster itself up to date.
+func watchCluster(ctx context.Context, s Setup, client *cluster.Client, view *cluster.View, hold *tenure.Tenure) error {
+	tick := time.NewTicker(lookPeriod)
+	defer tick.Stop()
+	var asked time.Time
+	for {
+		if other, ok := hold.Other(); ok && other.Key == s.Self.Key {
+			s.Health.RaiseFor(health.DuplicateKey, s.Self.Key, s.Self.Key, other.Place+" and "+s.Self.Place)
+		} else {
+			s.Health.Clear(health.DuplicateKey)
+		}
+		if view.Synced() {
+			k, _ := view.KubeVirt()
+			if words := preflight.KubeVirt(k); words != "" {
+				s.Health.RaiseFor(health.PreflightFailed, "kubevirt", words, "see deploy/README.md, what the cluster must have")
+			} else {
+				s.Health.ClearFor(health.PreflightFailed, "kubevirt")
+			}
+		}
+		if s.Now().Sub(asked) >= rightsPeriod {
+			callCtx, cancel := context.WithTimeout(ctx, 30*time.Second)
+			missing, err := preflight.Missing(callCtx, client)
+			cancel()
+			switch {
+			case err != nil: // told by the connection's fault
+			case len(missing) > 0:
+				asked = s.Now().Add(lookPeriod*12 - rightsPeriod) // again in a minute
+				s.Health.RaiseFor(health.PreflightFailed, "rights", "this worker may not: "+strings.Join(missing, "; "), "apply deploy/kubernetes/rbac.yaml")
+			default:
+				asked = s.Now()
+				s.Health.ClearFor(health.PreflightFailed, "rights")
+			}
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+	}
+}
