@@ -9,24 +9,32 @@ import (
 
 	"github.com/cosmicac/cosmicac/pkg/daemon"
 	"github.com/cosmicac/cosmicac/pkg/mesh"
+
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 )
 
 // Run is the program, from a checked configuration to the end of ctx.
 func Run(ctx context.Context, env *daemon.Env, c Config) error {
-	if err := c.Check(); err != nil {
+	// The record first: all else is derived from it, and a broken one must stop
+	// the start before anybody is answered. Stopping goes in reverse, so it is
+	// closed last.
+	hub := &notice.Hub{}
+	store, err := record.Open(ctx, filepath.Join(env.StateDirectory, "ork.db"), hub, time.Now)
+	if err != nil {
 		return err
 	}
+	env.OnStop("record", func(context.Context) error { return store.Close() })
 	ork, err := Build(ctx, Setup{
-		Config: c, Path: filepath.Join(env.StateDirectory, "ork.db"),
-		Key: env.Key, Network: env.Network, Health: env.Health, Metrics: env.Metrics,
-		Clock: time.Now, Log: env.Log,
+		Config: c, Store: store, Hub: hub, Key: env.Key, Network: env.Network,
+		Health: env.Health, Metrics: env.Metrics, Clock: time.Now, Log: env.Log,
 		NewMesh: func(add func(*mesh.Options)) (*mesh.Node, error) { return env.Mesh(ctx, add) },
+		// A disk may hold the loop up for a while; it is not dead then.
+		Alive: env.Beat("jobs", 5*time.Minute),
 	})
 	if err != nil {
 		return err
 	}
-	// Stopped in reverse: what runs first, the record last.
-	env.OnStop("record", func(context.Context) error { return ork.Close() })
 	// Nothing is judged before the racks' first reports, so the loop may start
 	// before anybody can be heard.
 	for _, t := range ork.Tasks {

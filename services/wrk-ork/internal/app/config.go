@@ -95,28 +95,32 @@ func (c Config) Limits() life.Limits {
 	}
 }
 
-// Check refuses what cannot work.
-func (c Config) Check() error {
-	for key, d := range map[string]time.Duration{
-		"deadlines.agent_hello": c.Deadlines.AgentHello, "deadlines.container_ready": c.Deadlines.ContainerReady,
-		"deadlines.engine_ready": c.Deadlines.EngineReady, "deadlines.agent_silence": c.Deadlines.AgentSilence,
-		"deadlines.rack_silence": c.Deadlines.RackSilence, "deadlines.absence_grace": c.Deadlines.AbsenceGrace,
-		"retries.refusal_first": c.Retries.RefusalFirst, "retries.refusal_most": c.Retries.RefusalMost,
-		"retries.restart_first": c.Retries.RestartFirst, "retries.restart_most": c.Retries.RestartMost,
-		"agents.certificate_life": c.Agents.CertificateLife, "agents.token_life": c.Agents.TokenLife,
-		"workers.stream_silence": c.Workers.StreamSilence, "workers.call_timeout": c.Workers.CallTimeout,
-		"workers.repeat": c.Workers.Repeat, "placement.reserve_after": c.Placement.ReserveAfter,
-		"retries.healthy_after": c.Retries.HealthyAfter,
+// Validate lists what cannot work.
+func (c Config) Validate() []fault.Detail {
+	var faults []fault.Detail
+	d, r, w := c.Deadlines, c.Retries, c.Workers
+	for _, k := range []struct {
+		key   string
+		value time.Duration
+	}{
+		{"deadlines.agent_hello", d.AgentHello}, {"deadlines.container_ready", d.ContainerReady},
+		{"deadlines.engine_ready", d.EngineReady}, {"deadlines.agent_silence", d.AgentSilence},
+		{"deadlines.rack_silence", d.RackSilence}, {"deadlines.absence_grace", d.AbsenceGrace},
+		{"retries.refusal_first", r.RefusalFirst}, {"retries.refusal_most", r.RefusalMost},
+		{"retries.restart_first", r.RestartFirst}, {"retries.restart_most", r.RestartMost},
+		{"retries.healthy_after", r.HealthyAfter}, {"placement.reserve_after", c.Placement.ReserveAfter},
+		{"agents.certificate_life", c.Agents.CertificateLife}, {"agents.token_life", c.Agents.TokenLife},
+		{"workers.stream_silence", w.StreamSilence}, {"workers.call_timeout", w.CallTimeout}, {"workers.repeat", w.Repeat},
 	} {
-		if d <= 0 {
-			return fault.New(fault.Invalid, "%s must be longer than zero", key).With(fault.Detail{Field: key, Rule: "a duration like 15m"})
+		if k.value <= 0 {
+			faults = append(faults, fault.Detail{Field: k.key, Rule: "must be a duration longer than zero, like 15m"})
 		}
 	}
-	if c.Deadlines.Drain < 0 {
-		return fault.New(fault.Invalid, "deadlines.drain must not be negative").With(fault.Detail{Field: "deadlines.drain", Rule: "a duration like 30s, or 0"})
+	if d.Drain < 0 {
+		faults = append(faults, fault.Detail{Field: "deadlines.drain", Rule: "must be a duration like 30s, or 0s for none"})
 	}
-	if c.Retries.RefusalsFinal == 0 {
-		return fault.New(fault.Invalid, "retries.refusals_final must be at least 1").With(fault.Detail{Field: "retries.refusals_final", Rule: "at least 1"})
+	if r.RefusalsFinal == 0 {
+		faults = append(faults, fault.Detail{Field: "retries.refusals_final", Rule: "must be at least 1"})
 	}
-	return nil
+	return faults
 }

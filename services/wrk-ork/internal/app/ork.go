@@ -30,10 +30,12 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 )
 
-// Setup is what an orchestrator is made of; everything is required.
+// Setup is what an orchestrator is made of; all but Alive is required.
 type Setup struct {
-	Config  Config
-	Path    string // of the record's SQLite file
+	Config Config
+	// Store is the open record; its changes are published on Hub.
+	Store   *record.Store
+	Hub     *notice.Hub
 	Key     *identity.Key
 	Network *trust.Network
 	Health  *health.Set
@@ -42,6 +44,8 @@ type Setup struct {
 	Log     hclog.Logger
 	// NewMesh makes the node; it is called once, with what ork adds.
 	NewMesh func(func(*mesh.Options)) (*mesh.Node, error)
+	// Alive is told at each pass of the loop.
+	Alive func()
 }
 
 // Task is a part that runs until its context ends.
@@ -50,35 +54,17 @@ type Task struct {
 	Run  func(context.Context) error
 }
 
-// Ork is an orchestrator that was put together and does not run yet.
+// Ork is an orchestrator that was put together; it runs with its tasks, and
+// answers once its node is started.
 type Ork struct {
 	Node  *mesh.Node
 	Tasks []Task
-	store *record.Store
 }
-
-// Close closes the record; after the node and every task have ended.
-func (o *Ork) Close() error { return o.store.Close() }
 
 // Build puts the parts together, in the order in which they need each other.
 // ctx is the life of the racks' streams.
 func Build(ctx context.Context, s Setup) (*Ork, error) {
-	// The record first: all else is derived from it, and a broken one must stop
-	// the start before anybody is answered.
-	hub := &notice.Hub{}
-	store, err := record.Open(ctx, s.Path, hub, s.Clock)
-	if err != nil {
-		return nil, err
-	}
-	o, err := build(ctx, s, hub, store)
-	if err != nil {
-		_ = store.Close()
-		return nil, err
-	}
-	return o, nil
-}
-
-func build(ctx context.Context, s Setup, hub *notice.Hub, store *record.Store) (*Ork, error) {
+	store, hub := s.Store, s.Hub
 	entries, err := store.Racks(ctx)
 	if err != nil {
 		return nil, err
@@ -119,7 +105,7 @@ func build(ctx context.Context, s Setup, hub *notice.Hub, store *record.Store) (
 		Store: store, Hub: hub, Racks: fleet, Agents: desk, Counters: counters,
 		Seeds:  func() reconcile.Seeds { return seeds(node) },
 		Limits: s.Config.Limits(), NewID: source.New, Clock: s.Clock, Log: s.Log.Named("jobs"),
-		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter,
+		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter, Alive: s.Alive,
 	})
 	board := endpoint.New(store, hub)
 
@@ -136,7 +122,7 @@ func build(ctx context.Context, s Setup, hub *notice.Hub, store *record.Store) (
 	meshv1.RegisterCardsServer(node, registry)
 
 	fleet.Start(ctx, entries)
-	return &Ork{Node: node, store: store, Tasks: []Task{
+	return &Ork{Node: node, Tasks: []Task{
 		{"racks", fleet.Wait},
 		{"jobs", loop.Run},
 		{"endpoints", board.Run},
@@ -164,10 +150,10 @@ type wellbeing struct {
 
 func (w *wellbeing) storage(err error) {
 	if err != nil {
-		w.health.Raise(health.StorageFailing, "reading the job record", err.Error())
+		w.health.RaiseFor(health.StorageFailing, "job record", "using the job record", err)
 		return
 	}
-	w.health.Clear(health.StorageFailing)
+	w.health.ClearFor(health.StorageFailing, "job record")
 }
 
 // cleanupPatience is how long an ended attempt may leave objects before it is

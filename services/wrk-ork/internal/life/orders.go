@@ -53,6 +53,10 @@ func Orders(l Limits, j *job.Job, s Sight) []Order {
 				o.Kind = Propose
 			case a.State == stopping && j.Inference() && !drained(l, a, seen, s.Now):
 				o.Kind, o.Deadline = Drain, a.StoppingAt.Add(l.Drain)
+			case seen.Proposing:
+				// A delete that overtakes a proposal would be answered "nothing
+				// here" by a worker that claims a moment later.
+				continue
 			case a.State == stopping, job.Ended(a.State) && !a.Gone && a.Sent:
 				o.Kind = Delete
 			default:

@@ -82,6 +82,8 @@ type Options struct {
 	// ReserveAfter is how long a job waits for a node to empty before the node
 	// is kept for it.
 	ReserveAfter time.Duration
+	// Alive is told at each pass; may be nil.
+	Alive func()
 }
 
 // Loop is the reconciler. Run owns everything it starts.
@@ -182,6 +184,9 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 	ids := slices.Sorted(maps.Keys(l.dirty))
 	clear(l.dirty)
 	l.mu.Unlock()
+	if l.o.Alive != nil {
+		l.o.Alive()
+	}
 	views := l.o.Racks.Views()
 	live, err := l.o.Store.Live(ctx)
 	if ctx.Err() == nil {
@@ -207,15 +212,15 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 		}
 		// Settled, or removed; a worker may still report something of it.
 		j, err := l.o.Store.Job(ctx, id)
-		if fault.KindOf(err) == fault.NotFound {
-			continue
-		}
-		if err != nil {
+		switch {
+		case fault.KindOf(err) == fault.NotFound:
+			l.stray(ctx, id, views)
+		case err != nil:
 			l.failed(ctx, "read", err)
 			l.Poke(id)
-			continue
+		default:
+			l.look(ctx, j, views)
 		}
-		l.look(ctx, j, views)
 	}
 	l.place(ctx, live, views)
 	if all {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/life"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/rack"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 )
 
@@ -58,6 +59,42 @@ func (l *Loop) carryOut(ctx context.Context, j *job.Job, o life.Order) {
 			}
 			return nil
 		})
+	}
+}
+
+// stray is about what a worker reports of a job without a record. If its
+// tombstone says that it was deleted here, what is left is deleted; if nothing
+// is known of it (another orchestrator's, or an older copy of the record was
+// brought back), it is named in the log and left alone.
+func (l *Loop) stray(ctx context.Context, jobID string, views []rack.View) {
+	_, ours, err := l.o.Store.DeletedProject(ctx, jobID)
+	if err != nil {
+		l.failed(ctx, "read", err)
+		l.Poke(jobID)
+		return
+	}
+	for _, v := range views {
+		for _, a := range v.Report.GetAttempts() {
+			if a.JobId != jobID {
+				continue
+			}
+			if !ours {
+				l.o.Log.Warn("a rack holds an attempt that is not recorded here; it is left alone", "rack", v.Entry.Id, "job", jobID, "attempt", a.AttemptId)
+				continue
+			}
+			o := life.Order{Kind: life.Delete, RackID: v.Entry.Id, AttemptID: a.AttemptId, Reason: orkv1.Reason_REASON_DELETE_REQUESTED}
+			l.call(ctx, "delete/"+a.AttemptId, jobID, o, func(ctx context.Context, c workerv1.RackClient) error {
+				_, err := c.DeleteAttempt(ctx, &workerv1.DeleteAttemptRequest{AttemptId: o.AttemptID, Reason: o.Reason})
+				return err
+			})
+		}
+		if ours && v.Disk(jobID) {
+			o := life.Order{Kind: life.DeleteDisks, RackID: v.Entry.Id}
+			l.call(ctx, "disks/"+jobID+"/"+o.RackID, jobID, o, func(ctx context.Context, c workerv1.RackClient) error {
+				_, err := c.DeleteJobDisks(ctx, &workerv1.DeleteJobDisksRequest{JobId: jobID})
+				return err
+			})
+		}
 	}
 }
 
