@@ -85,6 +85,10 @@ func Run(ctx context.Context, env *daemon.Env, cfg Config) error {
 		return err
 	}
 
+	env.Go("link to the orchestrator", func(ctx context.Context) error {
+		keepOrchestrator(ctx, node, env.Network)
+		return nil
+	})
 	connect := findOrchestrator(node, env.Network)
 	watch := orchestrator.NewWatch(connect, env.Log.Named("ork"), func(err error) {
 		if err == nil {
@@ -146,6 +150,43 @@ func findOrchestrator(node *mesh.Node, network *trust.Network) orchestrator.Conn
 			}
 		}
 		return nil, fault.New(fault.Unavailable, "the roster names no wrk-ork")
+	}
+}
+
+// keepOrchestrator supervises the link to every wrk-ork of the roster: silence is
+// noticed within seconds, and watches break instead of hanging.
+func keepOrchestrator(ctx context.Context, node *mesh.Node, network *trust.Network) {
+	changed, cancel := network.Subscribe()
+	defer cancel()
+	kept := map[string]func(){}
+	defer func() {
+		for _, release := range kept {
+			release()
+		}
+	}()
+	for {
+		wanted := map[string]bool{}
+		for _, member := range network.ByRole(meshv1.Role_ROLE_ORK) {
+			key, err := identity.ParseID(member.GetKey())
+			if err != nil {
+				continue
+			}
+			wanted[member.GetKey()] = true
+			if kept[member.GetKey()] == nil {
+				kept[member.GetKey()] = node.Keep(key)
+			}
+		}
+		for key, release := range kept {
+			if !wanted[key] {
+				release()
+				delete(kept, key)
+			}
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 
