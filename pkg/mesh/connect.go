@@ -86,6 +86,10 @@ func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
 	case <-d.done:
 		return d.session, d.err
 	case <-ctx.Done():
+		if ctx.Err() == context.DeadlineExceeded {
+			// Nothing was sent, so this is more than a missing answer.
+			return nil, fault.New(fault.Unreachable, "connect to %s: no connection when the deadline came", p)
+		}
 		return nil, ctxFault(ctx, "connect to", p)
 	}
 }

@@ -58,11 +58,18 @@ func (g *gate) refused(p peer.ID) {
 	r.refused, r.last = r.refused+1, now
 }
 
-// pardon forgets all: the roster changed, or the key was admitted.
+// pardon forgets all: the roster changed.
 func (g *gate) pardon() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	clear(g.keys)
+}
+
+// good forgets the refusals of a key that was admitted.
+func (g *gate) good(p peer.ID) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	delete(g.keys, p)
 }
 
 func (g *gate) open(p peer.ID) bool {

@@ -169,7 +169,10 @@ func (r relayRule) AllowConnect(from peer.ID, _ ma.Multiaddr, to peer.ID) bool {
 
 // relaySource offers the network's bootstraps as relays.
 func (n *Node) relaySource(_ context.Context, num int) <-chan peer.AddrInfo {
-	list := n.bootstraps()
+	var list []peer.AddrInfo
+	if n.usesBootstraps() {
+		list = n.bootstraps()
+	}
 	c := make(chan peer.AddrInfo, len(list))
 	for i, b := range list {
 		if i < num && b.ID != n.id {

@@ -9,6 +9,7 @@ import (
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
+	"google.golang.org/protobuf/types/known/timestamppb"
 )
 
 // How long a key that shows little may stay connected.
@@ -229,9 +230,26 @@ func (n *Node) adopt(from peer.ID, roster, info []byte) {
 	}
 }
 
+// overdue tells whether time alone may have ended what the peer showed. Signatures
+// are looked at again on changes only: they cost too much for each second.
+func (n *Node) overdue(s *session) bool {
+	c, ok := s.caller()
+	if !ok {
+		return false
+	}
+	after := func(t *timestamppb.Timestamp) bool { return n.now().After(t.AsTime().Add(trust.Skew)) }
+	switch {
+	case c.Certificate != nil:
+		return after(c.Certificate.GetNotAfter())
+	case c.Grant != nil:
+		return after(c.Grant.GetNotAfter())
+	}
+	return c.Class == meshv1.Class_CLASS_GUEST || c.Class == meshv1.Class_CLASS_JOINING
+}
+
 // Recheck looks at every admitted peer again and cuts those that are no longer
 // good: not in the roster, certificate or grant over, or refused by Vet. It runs
-// by itself when the network's records change and each second for expiries.
+// by itself when the network's records change and when an expiry passes.
 func (n *Node) Recheck() {
 	for _, s := range n.sessions.all() {
 		n.recheck(s)

@@ -102,6 +102,13 @@ func (n *Node) supervise(ctx context.Context, p peer.ID, k *keeping) {
 	}
 }
 
+// usesBootstraps tells whether this node keeps links to the bootstraps: daemons
+// do, and agents once they have a certificate to show there.
+func (n *Node) usesBootstraps() bool {
+	kind := n.credential().kind
+	return kind == showsCertificate || (kind == showsRoster && n.kad != nil)
+}
+
 // keepBootstraps keeps a link to every bootstrap of the network, as they move.
 // Clients and guests keep none: they dial when they need one.
 func (n *Node) keepBootstraps() {
@@ -115,7 +122,7 @@ func (n *Node) keepBootstraps() {
 	}()
 	for {
 		wanted := make(map[peer.ID]bool)
-		if kind := n.credential().kind; kind == showsCertificate || kind == showsToken || (kind == showsRoster && n.kad != nil) {
+		if n.usesBootstraps() {
 			for _, b := range n.bootstraps() {
 				wanted[b.ID] = true
 				if held[b.ID] == nil {
@@ -132,6 +139,7 @@ func (n *Node) keepBootstraps() {
 		}
 		select {
 		case <-changes:
+		case <-n.bootstrapsNow:
 		case <-n.ctx.Done():
 			return
 		}

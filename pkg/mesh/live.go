@@ -40,9 +40,12 @@ func (n *Node) watch() {
 				s.heard.Store(now)
 			}
 			n.look(s, now)
-			if tick%4 == 0 && closed(s.known) {
+			if tick%4 == 0 && n.overdue(s) {
 				n.recheck(s)
 			}
+		}
+		if tick%40 == 0 {
+			n.dropDoubles()
 		}
 		if tick%8 == 0 {
 			if err := n.network.Tick(); err != nil {
@@ -51,6 +54,21 @@ func (n *Node) watch() {
 		}
 		if tick%120 == 0 {
 			n.book.save()
+			n.forgetClients()
+		}
+	}
+}
+
+// dropDoubles closes second connections that this node dialed and nobody uses:
+// when TCP and QUIC connect at the same moment, the library keeps both.
+func (n *Node) dropDoubles() {
+	for _, s := range n.sessions.all() {
+		if s.inbound || s.relayed || !s.ready() || time.Since(s.opened) < 10*time.Second || len(s.conn.GetStreams()) > 0 || s.watched.Load() > 0 {
+			continue
+		}
+		if best := n.sessions.best(s.peer); best != nil && best != s && !best.inbound && !best.relayed && !best.suspect.Load() {
+			n.log.Debug("closing a second connection", "key", s.peer, "address", s.conn.RemoteMultiaddr())
+			_ = s.conn.Close()
 		}
 	}
 }

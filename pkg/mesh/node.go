@@ -67,10 +67,11 @@ type Node struct {
 	workers  sync.WaitGroup // guarded by closing
 	sequence uint64         // of the last card
 
-	announceNow chan struct{}
-	spreadNow   chan struct{}
-	closeOnce   sync.Once
-	closeErr    error
+	announceNow   chan struct{}
+	spreadNow     chan struct{}
+	bootstrapsNow chan struct{}
+	closeOnce     sync.Once
+	closeErr      error
 }
 
 var _ grpc.ServiceRegistrar = (*Node)(nil)
@@ -87,7 +88,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		prefix: "/cosmicac/" + hex.EncodeToString(id[:]), cred: o.Credential,
 		gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), dials: newDials(),
 		clients: make(map[peer.ID]*rpc.Client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
-		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1),
+		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	n.book = openBook(o.StateDirectory, n.log)
@@ -124,6 +125,7 @@ func (n *Node) SetCredential(c Credential) {
 	n.mu.Lock()
 	n.cred = c
 	n.mu.Unlock()
+	poke(n.bootstrapsNow)
 	for _, s := range n.sessions.all() {
 		n.spawn(func() {
 			if s.wait(n.ctx) == nil {
@@ -318,6 +320,7 @@ func (n *Node) settled(s *session) {
 	if !s.inbound && !s.relayed && c.Class == meshv1.Class_CLASS_MEMBER {
 		n.book.good(s.peer, s.conn.RemoteMultiaddr(), n.now())
 	}
+	n.gate.good(s.peer)
 	poke(n.spreadNow)
 	if n.network.HasRole(s.peer, meshv1.Role_ROLE_BOOTSTRAP) || n.network.HasRole(s.peer, meshv1.Role_ROLE_ORK) {
 		n.Announce()

@@ -264,7 +264,8 @@ func (t *sessions) to(p peer.ID) []*session {
 }
 
 // best picks the session that new streams to p should take: admitted both ways,
-// not suspect before suspect, direct before relayed, older before younger.
+// not suspect before suspect, direct before relayed, younger before older (a peer
+// that dials again has often lost the old one).
 func (t *sessions) best(p peer.ID) *session {
 	var best *session
 	for _, s := range t.to(p) {
@@ -282,7 +283,7 @@ func better(a, b *session) bool {
 	if a.relayed != b.relayed {
 		return b.relayed
 	}
-	return a.opened.Before(b.opened)
+	return a.opened.After(b.opened)
 }
 
 // anyAdmitted tells whether some connection of p is admitted here.

@@ -96,14 +96,16 @@ func (n *Node) serveStream(stream network.Stream, h handler) {
 	}
 	defer w.Close()
 	ctx, cancel := context.WithCancel(WithCaller(n.ctx, caller))
+	var following sync.WaitGroup
+	defer following.Wait()
 	defer cancel()
-	go func() {
+	following.Go(func() {
 		select {
 		case <-s.gone:
 			cancel()
 		case <-ctx.Done():
 		}
-	}()
+	})
 	h.serve(ctx, &Stream{Conn: w, caller: caller})
 }
 
@@ -152,14 +154,62 @@ func (n *Node) serveRPC(stream network.Stream) {
 // what the peer's handler said. A call to this node itself stays in process.
 func (n *Node) Client(p peer.ID, addrs ...string) grpc.ClientConnInterface {
 	n.learn(p, addrs)
+	return calls{n, p}
+}
+
+// calls are the calls to one peer. It looks the client up each time, so that
+// clients of peers long gone can be forgotten.
+type calls struct {
+	n *Node
+	p peer.ID
+}
+
+func (c calls) Invoke(ctx context.Context, method string, args, reply any, opts ...grpc.CallOption) error {
+	for {
+		client, ok := c.n.client(c.p)
+		err := client.Invoke(ctx, method, args, reply, opts...)
+		if !errors.Is(err, rpc.ErrClosed) || !ok {
+			return err
+		}
+	}
+}
+
+func (c calls) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
+	for {
+		client, ok := c.n.client(c.p)
+		s, err := client.NewStream(ctx, desc, method, opts...)
+		if !errors.Is(err, rpc.ErrClosed) || !ok {
+			return s, err
+		}
+	}
+}
+
+// client returns the client of a peer; ok is false when the node is closing, the
+// client then refuses.
+func (n *Node) client(p peer.ID) (c *rpc.Client, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	c := n.clients[p]
-	if c == nil {
+	if n.closing {
+		c = rpc.NewClient(p.String(), nil)
+		c.Close()
+		return c, false
+	}
+	if c = n.clients[p]; c == nil {
 		c = rpc.NewClient(p.String(), func(ctx context.Context) (net.Conn, error) { return n.openRPC(ctx, p) })
 		n.clients[p] = c
 	}
-	return c
+	return c, true
+}
+
+// forgetClients drops the clients of peers that are not connected.
+func (n *Node) forgetClients() {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for p, c := range n.clients {
+		if n.keeping[p] == nil && len(n.sessions.to(p)) == 0 && c.Retire() {
+			delete(n.clients, p)
+		}
+	}
 }
 
 func (n *Node) openRPC(ctx context.Context, p peer.ID) (net.Conn, error) {
@@ -304,6 +354,9 @@ func (w *wire) RemoteAddr() net.Addr { return &addr{id: w.session.peer, session:
 
 // Ready holds new calls back from a peer that fell silent.
 func (w *wire) Ready(ctx context.Context) error {
+	if s := w.n.sessions.best(w.session.peer); w.session.suspect.Load() && s != nil && s != w.session && !s.suspect.Load() {
+		return net.ErrClosed // a better connection stands: take that
+	}
 	_, err := w.n.unsuspected(ctx, w.session)
 	return err
 }

@@ -23,7 +23,8 @@ const handshakeTimeout = 10 * time.Second
 
 // Open makes the one connection that a client's calls share. Its errors reach
 // the caller as they are. A connection with a method Ready(context.Context) error
-// is asked before each call that is to use it.
+// is asked before each call that is to use it: its error ends the call, unless it
+// has closed the connection as well, which asks for a new one.
 type Open func(ctx context.Context) (net.Conn, error)
 
 // Client is a grpc.ClientConnInterface over connections from Open. It makes one
@@ -37,6 +38,20 @@ type Client struct {
 	opening *opening
 	closed  bool
 	running sync.WaitGroup // attempts, and the end of dead connections
+}
+
+// ErrClosed ends calls of a client that was closed or retired.
+var ErrClosed error = fault.New(fault.Unreachable, "this node is closing")
+
+// Retire closes the client if it has no connection and makes none.
+func (c *Client) Retire() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.link != nil || c.opening != nil {
+		return false
+	}
+	c.closed = true
+	return true
 }
 
 // opening is one attempt to open a connection, shared by all who wait for it.
@@ -118,17 +133,32 @@ func (c *Client) get(ctx context.Context) (*link, error) {
 	c.mu.Lock()
 	if c.closed {
 		c.mu.Unlock()
-		return nil, fault.New(fault.Unreachable, "call %s: this node is closing", c.peer)
+		return nil, ErrClosed
 	}
 	if c.link != nil && !c.link.dead() {
 		l := c.link
 		c.mu.Unlock()
-		if r, ok := l.conn.Conn.(interface{ Ready(context.Context) error }); ok {
-			if err := r.Ready(ctx); err != nil {
+		r, ok := l.conn.Conn.(interface{ Ready(context.Context) error })
+		if !ok {
+			return l, nil
+		}
+		err := r.Ready(ctx)
+		if err == nil {
+			return l, nil
+		}
+		c.mu.Lock()
+		if c.link == l {
+			c.mu.Unlock()
+			if !errors.Is(err, net.ErrClosed) {
 				return nil, err
 			}
+			l.conn.end()
+			c.mu.Lock()
 		}
-		return l, nil
+		if c.closed {
+			c.mu.Unlock()
+			return nil, ErrClosed
+		}
 	}
 	o := c.opening
 	if o == nil {
@@ -149,7 +179,8 @@ func (c *Client) get(ctx context.Context) (*link, error) {
 
 func (c *Client) gaveUp(ctx context.Context) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fault.Wrap(fault.Timeout, ctx.Err(), "connect to %s", c.peer)
+		// Nothing was sent, so this is more than a missing answer.
+		return fault.New(fault.Unreachable, "connect to %s: no connection when the deadline came", c.peer)
 	}
 	return fault.Wrap(fault.Canceled, ctx.Err(), "connect to %s", c.peer)
 }
@@ -164,7 +195,7 @@ func (c *Client) attempt(ctx context.Context, o *opening) {
 	c.mu.Lock()
 	c.opening = nil
 	if err == nil && c.closed {
-		err = fault.New(fault.Unreachable, "call %s: this node is closing", c.peer)
+		err = ErrClosed
 	}
 	old := c.link
 	if err == nil {
