@@ -38,7 +38,7 @@ const (
 	// StorageClass is the default class; the simulator provisions it.
 	StorageClass = "simulated"
 	// Provisioner is the name under which the simulator provisions volumes.
-	Provisioner = "cosmicac.dev/simulated"
+	Provisioner = "simulated.cosmicac.dev"
 
 	kubevirtVersion = "v1.7.0"
 	cdiVersion      = "v1.62.0"
