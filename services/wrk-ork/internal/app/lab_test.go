@@ -1,0 +1,407 @@
+package app
+
+import (
+	"context"
+	"crypto/rand"
+	"fmt"
+	"net"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/hashicorp/go-hclog"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.uber.org/goleak"
+	"google.golang.org/grpc"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/health"
+	"github.com/cosmicac/cosmicac/pkg/identity"
+	"github.com/cosmicac/cosmicac/pkg/mesh"
+	"github.com/cosmicac/cosmicac/pkg/trust"
+	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
+
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// patience is generous: the machine may be busy.
+const patience = 60 * time.Second
+
+// lab is one network in one process: an orchestrator, a worker, app-node.
+type lab struct {
+	t       *testing.T
+	ctx     context.Context
+	dir     string
+	founder *trust.Network
+	orkKey  *identity.Key
+	config  Config
+	address string
+
+	ork    *Ork
+	stop   func()
+	app    *mesh.Node
+	jobs   orkv1.JobsClient
+	racks  orkv1.RacksClient
+	worker *fakeWorker
+	rack   *mesh.Node // the worker's node
+	rackID peer.ID
+	key    *identity.Key // the worker's
+}
+
+func newKey(t *testing.T) *identity.Key {
+	t.Helper()
+	k, err := identity.New(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return k
+}
+
+// newLab starts everything, with one rack "rk-test" in location us.
+func newLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
+	t.Helper()
+	l := &lab{t: t, ctx: t.Context(), dir: t.TempDir(), orkKey: newKey(t), key: newKey(t)}
+	root, appKey := newKey(t), newKey(t)
+	member := func(k *identity.Key, name string, role meshv1.Role) *meshv1.Member {
+		return &meshv1.Member{Key: k.ID().String(), Name: name, Roles: []meshv1.Role{role}, AdmittedAt: timestamppb.Now()}
+	}
+	ork := member(l.orkKey, "ork", meshv1.Role_ROLE_ORK)
+	ork.SignsCertificates = true
+	var err error
+	l.founder, err = trust.Create("", "lab", root, nil, []*meshv1.Member{
+		ork, member(appKey, "app", meshv1.Role_ROLE_APP_NODE), member(l.key, "worker", meshv1.Role_ROLE_WORKER),
+	}, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.config = Defaults()
+	l.config.Deadlines.AbsenceGrace = 300 * time.Millisecond
+	l.config.Deadlines.RackSilence = 500 * time.Millisecond
+	l.config.Deadlines.AgentSilence = time.Second
+	l.config.Deadlines.Drain = 500 * time.Millisecond
+	l.config.Retries.RefusalFirst = 50 * time.Millisecond
+	l.config.Retries.RestartFirst = 50 * time.Millisecond
+	l.config.Workers.Repeat = 500 * time.Millisecond
+
+	// The port stays over restarts of the orchestrator.
+	probe, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.address = fmt.Sprintf("/ip4/127.0.0.1/tcp/%d", probe.Addr().(*net.TCPAddr).Port)
+	_ = probe.Close()
+
+	l.startOrk()
+	t.Cleanup(func() { l.stop() })
+	l.app = l.node(appKey, meshv1.Role_ROLE_APP_NODE, nil)
+	conn := l.app.Client(l.orkKey.ID(), l.address)
+	l.jobs, l.racks = orkv1.NewJobsClient(conn), orkv1.NewRacksClient(conn)
+	l.worker = newFakeWorker(t, "rk-test", nodes...)
+	if _, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex()}}); err != nil {
+		t.Fatal(err)
+	}
+	l.startWorker()
+	l.connected(true)
+	return l
+}
+
+func (l *lab) memory() *trust.Network {
+	l.t.Helper()
+	n := l.bare()
+	if err := n.AdoptGenesis(l.founder.Genesis()); err != nil {
+		l.t.Fatal(err)
+	}
+	if _, err := n.Adopt(l.founder.RosterEnvelope(), l.founder.InfoEnvelope()); err != nil {
+		l.t.Fatal(err)
+	}
+	return n
+}
+
+func (l *lab) bare() *trust.Network {
+	l.t.Helper()
+	id := l.founder.ID()
+	n, err := trust.NewMemory(id[:], l.founder.RootKeys())
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return n
+}
+
+// node starts a member of the network; it ends with the test.
+func (l *lab) node(key *identity.Key, role meshv1.Role, before func(*mesh.Node)) *mesh.Node {
+	l.t.Helper()
+	n, err := mesh.New(context.Background(), mesh.Options{
+		Key: key, Network: l.memory(), Role: role, Listen: []string{"/ip4/127.0.0.1/tcp/0"}, Log: hclog.NewNullLogger(),
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if before != nil {
+		before(n)
+	}
+	if err := n.Start(context.Background()); err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { closeNode(n) })
+	return n
+}
+
+func closeNode(n *mesh.Node) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	_ = n.Close(ctx)
+}
+
+// startOrk starts the orchestrator on its folder, like a new process.
+func (l *lab) startOrk() {
+	l.t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: testWriter{l.t}})
+	if !testing.Verbose() {
+		log = hclog.NewNullLogger()
+	}
+	hub := &notice.Hub{}
+	store, err := record.Open(ctx, filepath.Join(l.dir, "ork.db"), hub, time.Now)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	network := l.memory()
+	ork, err := Build(ctx, Setup{
+		Config: l.config, Store: store, Hub: hub, Key: l.orkKey, Network: network,
+		Health: health.NewSet(time.Now), Metrics: prometheus.NewRegistry(), Clock: time.Now, Log: log,
+		NewMesh: func(add func(*mesh.Options)) (*mesh.Node, error) {
+			o := mesh.Options{Key: l.orkKey, Network: network, Listen: []string{l.address}, Log: hclog.NewNullLogger()}
+			add(&o)
+			return mesh.New(ctx, o)
+		},
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var tasks sync.WaitGroup
+	for _, task := range ork.Tasks {
+		tasks.Go(func() {
+			if err := task.Run(ctx); err != nil {
+				l.t.Errorf("%s: %v", task.Name, err)
+			}
+		})
+	}
+	if err := ork.Node.Start(ctx); err != nil {
+		l.t.Fatal(err)
+	}
+	l.ork = ork
+	var once sync.Once
+	l.stop = func() {
+		once.Do(func() {
+			closeNode(ork.Node)
+			cancel()
+			tasks.Wait()
+			if err := store.Close(); err != nil {
+				l.t.Errorf("close the record: %v", err)
+			}
+		})
+	}
+}
+
+// startWorker connects the rack's worker; cutWorker takes it off the network.
+func (l *lab) startWorker() {
+	l.t.Helper()
+	l.rack = l.node(l.key, meshv1.Role_ROLE_WORKER, func(n *mesh.Node) { workerv1.RegisterRackServer(n, l.worker) })
+	l.rack.Keep(l.orkKey.ID(), l.address)
+	l.eventually("the worker registers", func() bool {
+		_, err := orkv1.NewRacksClient(l.rack.Client(l.orkKey.ID(), l.address)).RegisterRack(l.ctx, &orkv1.RegisterRackRequest{RackId: "rk-test"})
+		return err == nil
+	})
+}
+
+func (l *lab) cutWorker() { closeNode(l.rack) }
+
+func (l *lab) connected(want bool) {
+	l.t.Helper()
+	l.eventually(fmt.Sprintf("rack connected=%v", want), func() bool {
+		r, err := l.racks.ListRacks(l.ctx, &orkv1.ListRacksRequest{})
+		return err == nil && len(r.Racks) == 1 && r.Racks[0].Connected == want
+	})
+}
+
+// eventually polls until the condition holds.
+func (l *lab) eventually(what string, holds func() bool) {
+	l.t.Helper()
+	deadline := time.Now().Add(patience)
+	for !holds() {
+		if time.Now().After(deadline) {
+			l.t.Fatalf("not within %s: %s", patience, what)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func containerSpec(name string, gpus uint32) *orkv1.JobSpec {
+	return &orkv1.JobSpec{
+		Kind: orkv1.JobKind_JOB_KIND_GPU_CONTAINER, Name: name, Location: "us", DiskGib: 10,
+		Gpu:   &orkv1.GpuRequest{Model: model, Count: gpus},
+		Image: &orkv1.Image{Reference: "docker://example/ubuntu:22.04", DefaultUser: "ubuntu"},
+	}
+}
+
+func inferenceSpec(name string, replicas uint32) *orkv1.JobSpec {
+	return &orkv1.JobSpec{
+		Kind: orkv1.JobKind_JOB_KIND_MANAGED_INFERENCE, Name: name, Location: "us", Gpu: &orkv1.GpuRequest{Model: model, Count: 1},
+		Inference: &orkv1.InferenceSpec{Model: "Qwen/Qwen3-32B", Runtime: "vllm", Replicas: replicas},
+	}
+}
+
+func (l *lab) create(s *orkv1.JobSpec) *orkv1.Job {
+	l.t.Helper()
+	r, err := l.jobs.CreateJob(l.ctx, &orkv1.CreateJobRequest{Spec: s, Owner: &orkv1.Owner{ProjectId: "p-1", UserId: "u-1"}})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return r.Job
+}
+
+func (l *lab) get(id string) *orkv1.Job {
+	l.t.Helper()
+	var j *orkv1.Job
+	l.eventually("the job can be read", func() bool {
+		r, err := l.jobs.GetJob(l.ctx, &orkv1.GetJobRequest{Id: id})
+		if err != nil && fault.KindOf(err) == fault.NotFound {
+			l.t.Fatal(err)
+		}
+		j = r.GetJob()
+		return err == nil
+	})
+	return j
+}
+
+// await waits for a state and returns the job in it.
+func (l *lab) await(id string, want orkv1.State) *orkv1.Job {
+	l.t.Helper()
+	return l.awaitThat(id, job.StateName(want), func(j *orkv1.Job) bool { return j.State == want })
+}
+
+func (l *lab) awaitThat(id, what string, holds func(*orkv1.Job) bool) *orkv1.Job {
+	l.t.Helper()
+	var j *orkv1.Job
+	deadline := time.Now().Add(patience)
+	for {
+		j = l.get(id)
+		if holds(j) {
+			return j
+		}
+		if time.Now().After(deadline) {
+			l.t.Fatalf("job is not %s within %s: %v", what, patience, j)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+func newest(j *orkv1.Job) *orkv1.Attempt {
+	a := j.Replicas[0].Attempts
+	return a[len(a)-1]
+}
+
+// agent is a VM's agent: a real node that redeems its token and attends.
+type agent struct {
+	key    *identity.Key
+	node   *mesh.Node
+	client orkv1.AgentsClient
+	stop   func()
+	drain  chan *orkv1.AttendResponse
+}
+
+func seedOf(l *lab, attemptID string) *agentv1.Seed {
+	l.t.Helper()
+	l.eventually("the plan reaches the worker", func() bool { return l.worker.plan(attemptID) != nil })
+	return l.worker.plan(attemptID).Nodes[0].Seed
+}
+
+// redeem shows the token with a key and returns the agent, or the refusal.
+func (l *lab) redeem(seed *agentv1.Seed, key *identity.Key) (*agent, error) {
+	l.t.Helper()
+	n, err := mesh.New(context.Background(), mesh.Options{
+		Key: key, Network: l.bare(), Credential: mesh.JoinToken(seed.JoinToken), Log: hclog.NewNullLogger(),
+		Listen: []string{"/ip4/127.0.0.1/tcp/0"},
+		Card: func(c *meshv1.Card) {
+			c.JobId, c.ReplicaId, c.AttemptId = seed.JobId, seed.ReplicaId, seed.AttemptId
+		},
+	})
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	if err := n.Start(context.Background()); err != nil {
+		l.t.Fatal(err)
+	}
+	l.t.Cleanup(func() { closeNode(n) })
+	ork, err := identity.ParseID(seed.OrkKey)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	var conn grpc.ClientConnInterface = n.Client(ork, seed.OrkAddresses...)
+	a := &agent{key: key, node: n, client: orkv1.NewAgentsClient(conn), drain: make(chan *orkv1.AttendResponse, 4)}
+	ctx, cancel := context.WithTimeout(l.ctx, 20*time.Second)
+	defer cancel()
+	resp, err := a.client.RedeemToken(ctx, &orkv1.RedeemTokenRequest{JoinToken: seed.JoinToken})
+	if err != nil {
+		return nil, err
+	}
+	n.SetCredential(mesh.Certificate(resp.CertificateEnvelope))
+	return a, nil
+}
+
+// attend keeps a stream open and reports a phase until stop.
+func (l *lab) attend(a *agent, phase agentv1.Phase) {
+	ctx, cancel := context.WithCancel(context.Background())
+	var done sync.WaitGroup
+	a.stop = sync.OnceFunc(func() { cancel(); done.Wait() })
+	l.t.Cleanup(a.stop)
+	done.Go(func() {
+		for n := uint64(1); ctx.Err() == nil; n++ {
+			s, err := a.client.Attend(ctx)
+			if err == nil {
+				err = s.Send(&orkv1.AttendRequest{Report: &agentv1.Report{Sequence: n, Phase: phase, Message: "as told", Simulated: true}})
+			}
+			for err == nil {
+				var r *orkv1.AttendResponse
+				if r, err = s.Recv(); err == nil && r.Drain {
+					select {
+					case a.drain <- r:
+					default:
+					}
+				}
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+		}
+	})
+}
+
+// boot plays the agent of a job's newest attempt, ready at once.
+func (l *lab) boot(attemptID string) *agent {
+	l.t.Helper()
+	a, err := l.redeem(seedOf(l, attemptID), newKey(l.t))
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	l.attend(a, agentv1.Phase_PHASE_READY)
+	return a
+}
+
+type testWriter struct{ t *testing.T }
+
+func (w testWriter) Write(b []byte) (int, error) {
+	w.t.Logf("%s", b)
+	return len(b), nil
+}
