@@ -195,16 +195,18 @@ const (
 )
 
 // Faulted says that the connection failed, by no fault of the client: the
-// replica is ranked last for 1 s, twice as long each further time in a row.
-func (l *Lease) Faulted() {
+// replica is ranked last for 1 s, twice as long each further time in a row. It
+// reports whether that began now: one burst of faults counts once.
+func (l *Lease) Faulted() bool {
 	l.table.mu.Lock()
 	defer l.table.mu.Unlock()
 	now := l.table.o.Now()
 	if now.Before(l.load.until) {
-		return // one burst counts once
+		return false
 	}
 	l.load.until = now.Add(min(firstRest<<min(l.load.faults, 5), longestRest))
 	l.load.faults++
+	return true
 }
 
 // Answered says that the replica answered, whatever it said.

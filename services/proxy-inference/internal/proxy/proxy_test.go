@@ -1,0 +1,662 @@
+package proxy
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"mime/multipart"
+	"net/http"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/openai/openai-go/v3"
+	"github.com/openai/openai-go/v3/option"
+
+	appv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/app/v1"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	"github.com/cosmicac/cosmicac/services/proxy-inference/internal/route"
+)
+
+const (
+	plainBody  = `{"model":"m","messages":[{"role":"user","content":"hi"}]}`
+	streamBody = `{"model":"m","stream":true,"messages":[{"role":"user","content":"hi"}]}`
+)
+
+func TestOfficialClientGetsItsAnswer(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "m", startEngine(t, switches{chunks: 5}))
+	client := openai.NewClient(option.WithBaseURL(s.URL+"/v1"), option.WithAPIKey(s.full), option.WithHTTPClient(s.Client()))
+	q := openai.ChatCompletionNewParams{Model: "m", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("hi")}}
+	got, err := client.Chat.Completions.New(context.Background(), q)
+	if err != nil || got.Choices[0].Message.Content != "hello" || got.Usage.TotalTokens != 10 {
+		t.Fatalf("%+v %v", got, err)
+	}
+	if u := s.newest(); u.GetPromptTokens() != 7 || u.GetCompletionTokens() != 3 || u.GetHttpStatus() != 200 || u.GetApiKeyId() == "" || u.GetEndpointId() != "ep-1" {
+		t.Errorf("record %v", u)
+	}
+	stream := client.Chat.Completions.NewStreaming(context.Background(), q)
+	text := ""
+	for stream.Next() {
+		if len(stream.Current().Choices) == 0 {
+			t.Error("a chunk without choices came though usage was not asked for")
+			continue
+		}
+		text += stream.Current().Choices[0].Delta.Content
+	}
+	if stream.Err() != nil || text != "t0 t1 t2 t3 t4 " {
+		t.Fatalf("%q %v", text, stream.Err())
+	}
+	until(t, "the stream's record", func() bool { return s.count() == 2 })
+	if u := s.newest(); u.GetPromptTokens() != 7 || u.GetCompletionTokens() != 5 || u.GetIncomplete() {
+		t.Errorf("record %v", u)
+	}
+}
+
+func TestStreamPassesByteForByteAndUsageIsHiddenOnlyFromWhoDidNotAsk(t *testing.T) {
+	t.Parallel()
+	for _, eol := range []string{"\n", "\r\n", "\r"} {
+		s := startSite(t, nil)
+		sw := switches{chunks: 20, lineEnd: eol}
+		s.serve("ep-1", "m", startEngine(t, sw))
+		a := s.chat(streamBody)
+		if want := strings.Join(streamText(sw, false), ""); a.body != want || a.err != nil {
+			t.Errorf("%q: got %q", eol, a.body)
+		}
+		a = s.chat(`{"stream_options":{"include_usage":true},` + streamBody[1:])
+		if want := strings.Join(streamText(sw, true), ""); a.body != want || a.err != nil {
+			t.Errorf("%q with usage: got %q", eol, a.body)
+		}
+		if a.Header.Get("Content-Type") != "text/event-stream; charset=utf-8" || a.Header.Get("X-Accel-Buffering") != "no" {
+			t.Errorf("headers %v", a.Header)
+		}
+	}
+}
+
+func TestFirstTokenComesAtOnce(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "m", startEngine(t, switches{chunks: 2, pace: time.Hour}))
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	r, _ := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/chat/completions", strings.NewReader(streamBody))
+	r.Header.Set("X-API-Key", s.full)
+	resp, err := s.Client().Do(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer resp.Body.Close()
+	want := streamText(switches{chunks: 1}, false)[0]
+	got := make([]byte, len(want))
+	if _, err := io.ReadFull(resp.Body, got); err != nil || string(got) != want {
+		t.Fatalf("%q %v", got, err)
+	}
+}
+
+func TestDeadReplicaIsNotNoticed(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"refused", "blackhole", "reset", "close"} {
+		s := startSite(t, func(o *Options, _ *route.Options) { o.Timeouts.Connect = 200 * time.Millisecond })
+		bad := startEngine(t, switches{die: how})
+		s.serve("ep-1", "m", bad, startEngine(t, switches{chunks: 3}))
+		switch how {
+		case "refused":
+			s.at["key-a-ep-1-0"] = "127.0.0.1:1"
+		case "blackhole":
+			s.at["key-a-ep-1-0"] = "blackhole"
+		}
+		for i := range 20 {
+			body := plainBody
+			if i%2 == 1 {
+				body = streamBody
+			}
+			if a := s.chat(body); a.StatusCode != 200 || a.err != nil {
+				t.Fatalf("%s: request %d: %d %s %v", how, i, a.StatusCode, a.body, a.err)
+			}
+		}
+		if !strings.Contains(s.log.String(), "rests") {
+			t.Errorf("%s: nothing in the log says that a replica rests", how)
+		}
+	}
+}
+
+func TestReplicaThatDiesBeforeItsFirstTokenIsReplaced(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	sw := switches{chunks: 3}
+	s.serve("ep-1", "m", startEngine(t, switches{early: true, die: "reset"}), startEngine(t, sw))
+	for range 6 {
+		if a := s.chat(streamBody); a.body != strings.Join(streamText(sw, false), "") || a.err != nil {
+			t.Fatalf("%d %q %v", a.StatusCode, a.body, a.err)
+		}
+	}
+}
+
+func TestBreakInTheMiddleIsSaidAndNotRetried(t *testing.T) {
+	t.Parallel()
+	for _, how := range []string{"reset", "close"} {
+		s := startSite(t, nil)
+		sw := switches{chunks: 10, dieAt: 4, die: how}
+		s.serve("ep-1", "m", startEngine(t, sw), startEngine(t, sw))
+		a := s.chat(streamBody)
+		want := strings.Join(streamText(sw, false)[:4], "")
+		rest, ok := strings.CutPrefix(a.body, want)
+		if !ok || !strings.HasPrefix(rest, `data: {"error":{"message":`) || strings.Contains(rest, "[DONE]") || a.err == nil {
+			t.Errorf("%s: %q, end %v", how, a.body, a.err)
+		}
+		until(t, "record", func() bool { return s.count() == 1 })
+		if u := s.newest(); !u.GetIncomplete() {
+			t.Errorf("record %v", u)
+		}
+		client := openai.NewClient(option.WithBaseURL(s.URL+"/v1"), option.WithAPIKey(s.full), option.WithHTTPClient(s.Client()))
+		stream := client.Chat.Completions.NewStreaming(context.Background(),
+			openai.ChatCompletionNewParams{Model: "m", Messages: []openai.ChatCompletionMessageParamUnion{openai.UserMessage("hi")}})
+		for stream.Next() {
+		}
+		if stream.Err() == nil {
+			t.Errorf("%s: the official client takes a broken stream for a whole one", how)
+		}
+	}
+}
+
+func TestStreamThatEndsWithoutDoneIsBroken(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "m", startEngine(t, switches{header: http.Header{"Content-Type": {"text/event-stream"}}, body: "data: {\"choices\":[]}\n\ndata: {\"cho"}))
+	a := s.chat(streamBody)
+	if !strings.HasPrefix(a.body, "data: {\"choices\":[]}\n\ndata: {\"error\"") || a.err == nil {
+		t.Errorf("%q %v", a.body, a.err)
+	}
+}
+
+func TestSilenceEndsWithAnError(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, func(o *Options, _ *route.Options) {
+		o.Timeouts.FirstByte, o.Timeouts.Idle = 300*time.Millisecond, 300*time.Millisecond
+	})
+	g := startEngine(t, switches{chunks: 3, die: "hang"})
+	s.serve("ep-1", "m", g)
+	if a := s.chat(plainBody); a.StatusCode != 504 || a.code() != "first_byte_timeout" {
+		t.Errorf("%d %s", a.StatusCode, a.body)
+	}
+	g.set(func(s *switches) { s.dieAt = 2 })
+	if a := s.chat(streamBody); !strings.Contains(a.body, "engine_timeout") || a.err == nil {
+		t.Errorf("%q %v", a.body, a.err)
+	}
+	until(t, "the engine is told", func() bool { return g.left.Load() == 2 })
+}
+
+func TestEachRefusalHasItsStatusAndCode(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, func(_ *Options, r *route.Options) { r.MaximumInFlight = 1 })
+	s.serve("ep-1", "m", startEngine(t, switches{}))
+	s.serve("ep-dead", "dead", nil, nil)
+	loading := s.serve("ep-loading", "loading", nil)
+	loading.Replicas[0].Ready, loading.Replicas[0].State = false, orkv1.State_STATE_STARTING
+	loading.JobState = orkv1.State_STATE_STARTING
+	s.serve("ep-stopped", "stopped").JobState = orkv1.State_STATE_STOPPED
+	s.serve("ep-queued", "queued").JobState = orkv1.State_STATE_QUEUED
+	other := s.serve("ep-other", "others", startEngine(t, switches{}))
+	other.ProjectId = "p-2"
+	slow := startEngine(t, switches{delay: time.Hour})
+	s.serve("ep-full", "full", slow)
+	full := startEngine(t, switches{status: 429, body: "{}"})
+	s.serve("ep-engine-full", "engine-full", full, full)
+	unwell := startEngine(t, switches{status: 503, body: "engine dead"})
+	s.serve("ep-unwell", "unwell", unwell)
+	s.serve("ep-locked", "locked", startEngine(t, switches{status: 401, body: "{}"}))
+	s.publish()
+	revoked := s.mint(func(k *appv1.ApiKey) { k.Revoked = true })
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	go func() {
+		r, _ := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/chat/completions", strings.NewReader(strings.Replace(plainBody, `"m"`, `"full"`, 1)))
+		r.Header.Set("Authorization", "Bearer "+s.full)
+		if resp, err := s.Client().Do(r); err == nil {
+			resp.Body.Close()
+		}
+	}()
+	until(t, "the full one is full", func() bool { return slow.running.Load() == 1 })
+
+	chat := "/v1/chat/completions"
+	model := func(m string) string { return strings.Replace(plainBody, `"m"`, `"`+m+`"`, 1) }
+	for _, c := range []struct {
+		method, path, key, body string
+		status                  int
+		code                    string
+		retryAfter              bool
+	}{
+		{"POST", chat, "", plainBody, 401, "missing_api_key", false},
+		{"POST", chat, "sk-other", plainBody, 401, "invalid_api_key", false},
+		{"POST", chat, revoked, plainBody, 401, "revoked_api_key", false},
+		{"POST", chat, s.full, model("unknown"), 404, "model_not_found", false},
+		{"POST", chat, s.full, model("others"), 404, "model_not_found", false},
+		{"POST", "/e/ep-other" + chat, s.full, model("others"), 404, "model_not_found", false},
+		{"POST", "/e/ep-none" + chat, s.full, plainBody, 404, "model_not_found", false},
+		{"POST", "/e/ep-1" + chat, "", plainBody, 401, "missing_api_key", false},
+		{"POST", chat, s.full, model("dead"), 503, "replicas_unreachable", true},
+		{"POST", chat, s.full, model("loading"), 503, "model_loading", true},
+		{"POST", chat, s.full, model("stopped"), 503, "endpoint_stopped", false},
+		{"POST", chat, s.full, model("queued"), 503, "waiting_for_capacity", true},
+		{"POST", chat, s.full, model("full"), 429, "all_replicas_busy", true},
+		{"POST", chat, s.full, model("engine-full"), 429, "all_replicas_busy", true},
+		{"POST", chat, s.full, model("unwell"), 503, "replicas_unavailable", true},
+		{"POST", chat, s.full, model("locked"), 502, "engine_misconfigured", false},
+		{"POST", chat, s.full, `{"messages":[]}`, 400, "missing_required_parameter", false},
+		{"POST", chat, s.full, `{"model":`, 400, "invalid_json", false},
+		{"POST", chat, s.full, ``, 400, "invalid_json", false},
+		{"GET", chat, s.full, "", 405, "method_not_allowed", false},
+		{"POST", "/v1/models", s.full, "{}", 405, "method_not_allowed", false},
+		{"POST", "/invocations", s.full, plainBody, 404, "unknown_url", false},
+		{"POST", "/v1/chat/completions/../../pause", s.full, plainBody, 404, "unknown_url", false},
+		{"GET", "/e/ep-1/metrics", s.full, "", 404, "unknown_url", false},
+		{"GET", "/metrics", s.full, "", 404, "unknown_url", false},
+		{"GET", "/v1/models/others", s.full, "", 404, "model_not_found", false},
+		{"POST", "/v1/audio/transcriptions", s.full, "{}", 400, "invalid_content_type", false},
+	} {
+		a := s.do(c.method, c.path, c.key, c.body, nil)
+		if a.StatusCode != c.status || a.code() != c.code || (a.Header.Get("Retry-After") != "") != c.retryAfter {
+			t.Errorf("%s %s %s: %d %s, Retry-After %q; want %d %s", c.method, c.path, c.body, a.StatusCode, a.body, a.Header.Get("Retry-After"), c.status, c.code)
+		}
+		if a.Header.Get("Content-Type") != "application/json" {
+			t.Errorf("%s %s: content type %q", c.method, c.path, a.Header.Get("Content-Type"))
+		}
+	}
+	unknown := s.chat(model("xx")).body
+	if others := strings.Replace(s.chat(model("others")).body, "others", "xx", 1); others != unknown {
+		t.Errorf("another project's model can be told from an unknown one: %s", others)
+	}
+}
+
+func TestNothingIsServedBeforeTheTablesCame(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	if a := s.chat(plainBody); a.StatusCode != 503 || a.code() != "endpoints_not_received" {
+		t.Errorf("%d %s", a.StatusCode, a.body)
+	}
+	if a := s.do("GET", "/health", "", "", nil); a.StatusCode != 503 {
+		t.Errorf("health %d", a.StatusCode)
+	}
+	s.publish()
+	if a := s.do("GET", "/health", "", "", nil); a.StatusCode != 200 {
+		t.Errorf("health %d", a.StatusCode)
+	}
+}
+
+func TestLoadingModelIsWaitedFor(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, func(_ *Options, r *route.Options) { r.Hold = 20 * time.Second })
+	e := s.serve("ep-1", "m", startEngine(t, switches{}))
+	e.Replicas[0].Ready = false
+	s.publish()
+	got := make(chan answer)
+	go func() { got <- s.chat(plainBody) }()
+	until(t, "the request is held", func() bool { return s.h.Running() == 1 })
+	e.Replicas[0].Ready = true
+	s.publish()
+	if a := <-got; a.StatusCode != 200 {
+		t.Errorf("%d %s", a.StatusCode, a.body)
+	}
+}
+
+func TestAnonymousEndpointNeedsItsExactPath(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	g := startEngine(t, switches{})
+	s.serve("ep-open", "m", g).RequireAuthorization = false
+	s.publish()
+	if a := s.do("POST", "/e/ep-open/v1/chat/completions", "", plainBody, nil); a.StatusCode != 200 {
+		t.Errorf("anonymous: %d %s", a.StatusCode, a.body)
+	}
+	if u := s.newest(); u.GetApiKeyId() != "" || u.GetProjectId() != "p-1" {
+		t.Errorf("record %v", u)
+	}
+	if a := s.do("POST", "/e/ep-open/v1/chat/completions", "none", plainBody, nil); a.StatusCode != 200 {
+		t.Errorf("with a made-up key: %d %s", a.StatusCode, a.body)
+	}
+	if a := s.do("POST", "/e/ep-open/v1/chat/completions", s.full, plainBody, nil); a.StatusCode != 200 || s.newest().GetApiKeyId() == "" {
+		t.Errorf("with a key: %d, record %v", a.StatusCode, s.newest())
+	}
+	if a := s.do("POST", "/v1/chat/completions", "", plainBody, nil); a.StatusCode != 401 {
+		t.Errorf("without the path: %d", a.StatusCode)
+	}
+	if a := s.do("GET", "/e/ep-open/v1/models", "", "", nil); a.StatusCode != 200 || !strings.Contains(a.body, `"id":"m"`) {
+		t.Errorf("models: %d %s", a.StatusCode, a.body)
+	}
+}
+
+func TestModelsAreThoseOfTheKeysProject(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "b/model")
+	s.serve("ep-2", "a")
+	s.serve("ep-3", "secret").ProjectId = "p-2"
+	s.serve("ep-4", "old").JobState = orkv1.State_STATE_STOPPED
+	s.publish()
+	client := openai.NewClient(option.WithBaseURL(s.URL+"/v1"), option.WithAPIKey(s.full), option.WithHTTPClient(s.Client()))
+	page, err := client.Models.List(context.Background())
+	if err != nil || len(page.Data) != 2 || page.Data[0].ID != "a" || page.Data[1].ID != "b/model" {
+		t.Errorf("%+v %v", page, err)
+	}
+	if a := s.do("GET", "/v1/models/b/model", s.full, "", nil); a.StatusCode != 200 {
+		t.Errorf("%d %s", a.StatusCode, a.body)
+	}
+}
+
+func TestClientThatLeavesFreesItsLimitAndTheEngine(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	g := startEngine(t, switches{chunks: 1000, pace: 10 * time.Millisecond})
+	s.serve("ep-1", "m", g)
+	key := s.mint(func(k *appv1.ApiKey) { k.ConcurrentRequests = 5; k.RequestsPerMinute = 20 })
+	for round := range 2 {
+		ctx, cancel := context.WithCancel(context.Background())
+		body := streamBody
+		if round == 1 {
+			g.set(func(s *switches) { s.delay = time.Hour }) // before the first byte
+			body = plainBody
+		}
+		done := make(chan struct{}, 5)
+		for range 5 {
+			go func() {
+				defer func() { done <- struct{}{} }()
+				r, _ := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/chat/completions", strings.NewReader(body))
+				r.Header.Set("Authorization", "Bearer "+key)
+				if resp, err := s.Client().Do(r); err == nil {
+					io.Copy(io.Discard, resp.Body)
+					resp.Body.Close()
+				}
+			}()
+		}
+		until(t, "five under way", func() bool { return g.running.Load() == 5 })
+		for range 10 {
+			if a := s.do("POST", "/v1/chat/completions", key, plainBody, nil); a.StatusCode != 429 || a.code() != "concurrent_requests_exceeded" {
+				t.Errorf("sixth: %d %s", a.StatusCode, a.body)
+			}
+		}
+		cancel()
+		for range 5 {
+			<-done
+		}
+		until(t, "the engine is told", func() bool { return g.running.Load() == 0 })
+		until(t, "the places are free", func() bool { return s.h.Running() == 0 })
+	}
+	g.set(func(s *switches) { s.delay = 0 })
+	if a := s.do("POST", "/v1/chat/completions", key, plainBody, nil); a.StatusCode != 200 {
+		t.Errorf("after all left: %d %s", a.StatusCode, a.body)
+	}
+	for _, r := range s.records[:10] {
+		if r.GetHttpStatus() != 499 || !r.GetIncomplete() {
+			t.Errorf("record %v", r)
+		}
+	}
+	if strings.Contains(s.log.String(), "rests") {
+		t.Error("a client's leaving counted against a replica")
+	}
+}
+
+func TestMinuteBudgetIsKept(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "m", startEngine(t, switches{}))
+	s.serve("ep-dead", "dead", nil)
+	key := s.mint(func(k *appv1.ApiKey) { k.RequestsPerMinute = 3 })
+	ask := func(body string) answer { return s.do("POST", "/v1/chat/completions", key, body, nil) }
+	for range 20 {
+		ask(`{"model":"unknown"}`)
+		ask(`{"model":"dead"}`)
+		ask(`{`)
+	}
+	for i := range 3 {
+		if a := ask(plainBody); a.StatusCode != 200 {
+			t.Fatalf("request %d: %d %s", i, a.StatusCode, a.body)
+		}
+	}
+	if a := ask(plainBody); a.StatusCode != 429 || a.code() != "rate_limit_exceeded" || a.Header.Get("Retry-After") == "" {
+		t.Errorf("fourth: %d %s", a.StatusCode, a.body)
+	}
+}
+
+func TestKeysAndCookiesStayHereAndEnginesHeadersAreFiltered(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	g := startEngine(t, switches{header: http.Header{"Set-Cookie": {"a=b"}, "Server": {"uvicorn"}, "X-Internal": {"10.0.0.1"}, "Access-Control-Allow-Origin": {"*"}, "Openai-Version": {"1"}}})
+	s.serve("ep-1", "m", g)
+	a := s.do("POST", "/v1/chat/completions?api_key="+s.full, s.full, plainBody, func(r *http.Request) {
+		r.Header.Set("Cookie", "session=secret")
+		r.Header.Set("X-API-Key", s.full)
+		r.Header.Set("X-Forwarded-For", "192.0.2.1")
+		r.Header.Set("X-Request-Id", "mine-1")
+		r.Header.Set("Traceparent", "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
+	})
+	if a.StatusCode != 200 {
+		t.Fatal(a.body)
+	}
+	for _, name := range []string{"Set-Cookie", "Server", "X-Internal", "Access-Control-Allow-Origin"} {
+		if a.Header.Get(name) != "" {
+			t.Errorf("the client got %s", name)
+		}
+	}
+	if a.Header.Get("Openai-Version") != "1" || a.Header.Get("X-Request-Id") != "mine-1" {
+		t.Errorf("headers %v", a.Header)
+	}
+	seen, _ := g.seen()
+	sent := fmt.Sprint(seen[0].Header, seen[0].URL)
+	for _, word := range []string{s.full, "secret", "192.0.2.1", "Authorization", "Cookie", "Idempotency"} {
+		if strings.Contains(sent, word) {
+			t.Errorf("the engine got %q", word)
+		}
+	}
+	if seen[0].Header.Get("Traceparent") == "" || seen[0].Header.Get("X-Request-Id") != "mine-1" {
+		t.Errorf("the engine got %v", seen[0].Header)
+	}
+	// A wrong key is logged as little as a good one.
+	s.do("POST", "/v1/chat/completions", s.full[:54]+"a", plainBody, nil)
+	metrics, err := s.reg.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	everything := s.log.String() + fmt.Sprint(metrics, s.records)
+	for _, word := range []string{s.full, s.full[17:49], "session=secret", `"content"`} {
+		if strings.Contains(everything, word) {
+			t.Errorf("log, metrics or records hold %.8s...", word)
+		}
+	}
+}
+
+func TestFloodOfNamesMakesNoNewSeries(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "m", startEngine(t, switches{}))
+	series := func() (n int) {
+		families, err := s.reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			n += len(f.GetMetric())
+		}
+		return n
+	}
+	s.chat(plainBody)
+	s.chat(`{"model":"x"}`)
+	s.do("POST", "/x", "", "", nil)
+	before := series()
+	for i := range 300 {
+		s.do("POST", fmt.Sprintf("/x%d", i), fmt.Sprint("k", i), "", nil)
+		s.chat(fmt.Sprintf(`{"model":"m%d"}`, i))
+		s.do("POST", fmt.Sprintf("/e/ep-%d/v1/completions", i), s.full, "{}", nil)
+	}
+	if after := series(); after != before {
+		t.Errorf("%d series became %d", before, after)
+	}
+}
+
+func TestHugeBodiesAreRefusedWithBoundedMemory(t *testing.T) {
+	s := startSite(t, func(o *Options, _ *route.Options) { o.Limits.Body = 1 << 20 })
+	g := startEngine(t, switches{})
+	s.serve("ep-1", "m", g)
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	send := func(size int64, chunked bool) answer {
+		return s.do("POST", "/v1/chat/completions", s.full, "", func(r *http.Request) {
+			r.Body = io.NopCloser(io.LimitReader(endless{}, size))
+			r.ContentLength = size
+			if chunked {
+				r.ContentLength = -1
+			}
+		})
+	}
+	for _, chunked := range []bool{false, true} {
+		if a := send(50<<20, chunked); a.StatusCode != 413 || a.code() != "request_too_large" {
+			t.Errorf("50 MB, chunked %v: %d %s %v", chunked, a.StatusCode, a.body, a.err)
+		}
+		if a := send(1<<20+1, chunked); a.StatusCode != 413 {
+			t.Errorf("limit plus one, chunked %v: %d %v", chunked, a.StatusCode, a.err)
+		}
+		if a := send(1<<20, chunked); a.StatusCode != 400 { // spaces alone are no JSON
+			t.Errorf("the limit, chunked %v: %d %v", chunked, a.StatusCode, a.err)
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if grown := after.TotalAlloc - before.TotalAlloc; grown > 40<<20 {
+		t.Errorf("%d MB allocated", grown>>20)
+	}
+	if s.h.memory.used != 0 {
+		t.Errorf("%d bytes of the budget are still held", s.h.memory.used)
+	}
+	if seen, _ := g.seen(); len(seen) != 0 {
+		t.Error("a refused body reached the engine")
+	}
+}
+
+type endless struct{}
+
+func (endless) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = ' '
+	}
+	return len(p), nil
+}
+
+func TestBodyPassesUnchangedButForTheUsageOption(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	g := startEngine(t, switches{chunks: 1})
+	s.serve("ep-1", "m", g)
+	s.chat(` {"vendor":{"x":1.50},"model":"m"} `)
+	s.chat(`{"model":"m","stream":true}`)
+	_, bodies := g.seen()
+	if string(bodies[0]) != ` {"vendor":{"x":1.50},"model":"m"} ` || string(bodies[1]) != `{"stream_options":{"include_usage":true},"model":"m","stream":true}` {
+		t.Errorf("%q", bodies)
+	}
+}
+
+func TestAudioFormPassesUnchanged(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	g := startEngine(t, switches{body: `{"text":"hi","usage":{"type":"tokens","input_tokens":14,"output_tokens":4}}`})
+	s.serve("ep-1", "parakeet", g)
+	var form bytes.Buffer
+	w := multipart.NewWriter(&form)
+	f, _ := w.CreateFormFile("file", "a.wav")
+	f.Write(bytes.Repeat([]byte{0, 1, 2, 255}, 10000))
+	w.WriteField("model", "parakeet")
+	w.Close()
+	a := s.do("POST", "/v1/audio/transcriptions", s.full, form.String(), func(r *http.Request) { r.Header.Set("Content-Type", w.FormDataContentType()) })
+	if a.StatusCode != 200 || !strings.Contains(a.body, `"hi"`) {
+		t.Fatalf("%d %s", a.StatusCode, a.body)
+	}
+	_, bodies := g.seen()
+	if !bytes.Equal(bodies[0], form.Bytes()) {
+		t.Error("the form changed")
+	}
+	if u := s.newest(); u.GetPromptTokens() != 14 || u.GetCompletionTokens() != 4 {
+		t.Errorf("record %v", u)
+	}
+}
+
+func TestEnginesOwnRefusalsPassThrough(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	body := `{"object":"error","message":"max_tokens is too large","type":"BadRequestError","code":400}`
+	s.serve("ep-1", "m", startEngine(t, switches{status: 400, body: body}))
+	if a := s.chat(streamBody); a.StatusCode != 400 || a.body != body {
+		t.Errorf("%d %s", a.StatusCode, a.body)
+	}
+}
+
+func TestSilentLinkGivesItsWaitingRequestsAway(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	hung := startEngine(t, switches{delay: time.Hour})
+	s.serve("ep-1", "m", hung, startEngine(t, switches{}))
+	for hung.running.Load() == 0 { // until one went to the hung one
+		done := make(chan answer)
+		go func() { done <- s.chat(plainBody) }()
+		select {
+		case a := <-done:
+			if a.StatusCode != 200 {
+				t.Fatalf("%d %s", a.StatusCode, a.body)
+			}
+			continue
+		case <-time.After(300 * time.Millisecond):
+		}
+		if hung.running.Load() == 0 {
+			<-done
+			continue
+		}
+		s.routes.Silent(map[string]bool{"key-a-ep-1-0": true})
+		if a := <-done; a.StatusCode != 200 {
+			t.Errorf("%d %s", a.StatusCode, a.body)
+		}
+		return
+	}
+}
+
+func TestImpatientClientsEjectNobody(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	s.serve("ep-1", "m", startEngine(t, switches{delay: time.Hour}))
+	for range 20 {
+		ctx, cancel := context.WithTimeout(context.Background(), 20*time.Millisecond)
+		r, _ := http.NewRequestWithContext(ctx, "POST", s.URL+"/v1/chat/completions", strings.NewReader(plainBody))
+		r.Header.Set("Authorization", "Bearer "+s.full)
+		if resp, err := s.Client().Do(r); err == nil {
+			resp.Body.Close()
+		}
+		cancel()
+	}
+	until(t, "all ended", func() bool { return s.h.Running() == 0 })
+	if strings.Contains(s.log.String(), "rests") {
+		t.Error("the replica was ejected")
+	}
+}
+
+func TestKeptConnectionsThatTheEngineClosesCauseNoError(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, func(o *Options, _ *route.Options) { o.Timeouts.KeepAlive = time.Minute })
+	g := startEngine(t, switches{})
+	s.serve("ep-1", "m", g)
+	for i := range 10 {
+		if a := s.chat(plainBody); a.StatusCode != 200 {
+			t.Fatalf("request %d: %d %s", i, a.StatusCode, a.body)
+		}
+		// The engine dies and comes back at the same place.
+		g2 := &http.Server{Handler: g}
+		_ = g2
+	}
+	// A kept connection that breaks as soon as the next request is sent on it.
+	var dials int
+	g.set(func(s *switches) { s.header = http.Header{"Connection": {"keep-alive"}} })
+	s.mu.Lock()
+	dials = s.dials["key-a-ep-1-0"]
+	s.mu.Unlock()
+	if dials > 3 {
+		t.Errorf("%d connections for ten requests one after the other", dials)
+	}
+}
