@@ -74,6 +74,7 @@ type Person struct {
 	// ExpiresAt is when the token ends if it is not used again.
 	ExpiresAt time.Time
 	hash      []byte
+	limit     time.Time
 }
 
 // Personal is the id of the person's own project.
@@ -173,10 +174,10 @@ var errToken = fault.New(fault.Unauthenticated, "the token is unknown or has exp
 // its time says nothing about any token.
 func (a *Accounts) Authenticate(ctx context.Context, token string) (Person, error) {
 	p, err := a.Introspect(ctx, token)
-	if err != nil {
-		return p, err
+	if err == nil {
+		err = a.prolong(ctx, &p)
 	}
-	return p, a.prolong(ctx, &p)
+	return p, err
 }
 
 // Introspect is Authenticate without prolonging.
@@ -193,16 +194,20 @@ func (a *Accounts) Introspect(ctx context.Context, token string) (Person, error)
 	if err != nil {
 		return Person{}, err
 	}
-	return Person{User: session.User, Projects: session.Projects, ExpiresAt: session.Token.ExpiresAt, hash: hash}, nil
+	return Person{User: session.User, Projects: session.Projects, ExpiresAt: session.Token.ExpiresAt, hash: hash, limit: session.Token.Limit}, nil
 }
 
 // prolong writes at most once in a twenty-fourth of the idle time, so that use
 // does not mean a write.
 func (a *Accounts) prolong(ctx context.Context, p *Person) error {
 	expires := a.Now().Add(a.Idle)
+	if expires.After(p.limit) {
+		expires = p.limit
+	}
 	if expires.Sub(p.ExpiresAt) < a.Idle/24 {
 		return nil
 	}
+	p.ExpiresAt = expires
 	return a.Store.ProlongToken(ctx, p.hash, expires)
 }
 

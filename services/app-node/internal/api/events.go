@@ -87,6 +87,8 @@ func (s *Server) streamJob(ctx context.Context, in *JobPath) (*huma.StreamRespon
 		ctx.SetHeader("X-Accel-Buffering", "no")
 		ctx.SetStatus(http.StatusOK)
 		out := &eventWriter{w: w, control: http.NewResponseController(w)}
+		// The server reads on to notice that the caller left; that must not time out.
+		_ = out.control.SetReadDeadline(time.Time{})
 		alive := time.NewTicker(s.KeepAlive)
 		defer alive.Stop()
 		done := ctx.Context().Done()

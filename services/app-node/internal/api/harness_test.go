@@ -201,6 +201,7 @@ func newLab(t *testing.T) *lab {
 		Fleet: fleet.New(fleet.Options{Node: noMesh{l.key.ID()}, Members: members, Now: l.clock.Now, Timeout: time.Second,
 			Own: func() []*meshv1.Warning { return []*meshv1.Warning{{Code: "roster_expires", Severity: "warning"}} }}),
 		Network: l.network, Log: log, Metrics: l.registry, Now: l.clock.Now, Version: "test", KeepAlive: 50 * time.Millisecond,
+		ReadTimeout: 2 * time.Second, WriteTimeout: 3 * time.Second,
 	})
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))
 	group.Go(func() {

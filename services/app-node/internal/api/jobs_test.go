@@ -391,3 +391,17 @@ func TestAJobWhoseImageLeftTheCatalogueCanBeReadAndDeleted(t *testing.T) {
 	}
 	l.ok(202, nil, "DELETE", "/api/v1/jobs/"+jobID, l.admin, nil)
 }
+
+func TestAnEventStreamOutlivesTheTimeoutsOfOtherRequests(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	jobID := l.job(l.admin, container("followed"))
+	f := l.follow(jobID, l.admin)
+	f.until("queued", 0)
+	time.Sleep(4 * time.Second) // longer than the lab's read and write timeouts
+	l.ork.change(jobID, func(j *orkv1.Job) { j.State = orkv1.State_STATE_RUNNING })
+	f.until("running", 0)
+	if f.comments == 0 {
+		t.Error("no comment kept the stream alive")
+	}
+}

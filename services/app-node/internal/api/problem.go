@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -91,8 +92,18 @@ func problemOf(err error) *Problem {
 	return p
 }
 
-// location is a field's place in the request. Most details are about the body.
+// queryFields are the names of details that are about the query.
+var queryFields = []string{"page_token", "ts_start", "ts_end"}
+
+// location is a field's place in the request. Most details are about the body; a
+// machine-readable "reason" is about no field and stays as it is.
 func location(field string) string {
+	if field == "reason" {
+		return field
+	}
+	if slices.Contains(queryFields, field) {
+		return "query." + field
+	}
 	for _, prefix := range []string{"body.", "query.", "path.", "header."} {
 		if strings.HasPrefix(field, prefix) {
 			return field

@@ -61,6 +61,9 @@ type Options struct {
 	Version   string
 	// KeepAlive is the time between comments on a silent event stream.
 	KeepAlive time.Duration
+	// ReadTimeout and WriteTimeout bound one request that is no event stream; 30 s
+	// and 60 s when zero.
+	ReadTimeout, WriteTimeout time.Duration
 }
 
 // Server answers HTTP. It is safe for concurrent use.
@@ -77,6 +80,12 @@ func New(o Options) *Server {
 	framework()
 	if o.KeepAlive == 0 {
 		o.KeepAlive = 15 * time.Second
+	}
+	if o.ReadTimeout == 0 {
+		o.ReadTimeout = 30 * time.Second
+	}
+	if o.WriteTimeout == 0 {
+		o.WriteTimeout = 60 * time.Second
 	}
 	s := &Server{Options: o, metrics: newMetrics(o.Metrics), streams: newStreamCount()}
 	mux := http.NewServeMux()
@@ -109,8 +118,8 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{
 		Handler:           s.handler,
 		ReadHeaderTimeout: 10 * time.Second,
-		ReadTimeout:       30 * time.Second,
-		WriteTimeout:      60 * time.Second, // an event stream moves its own
+		ReadTimeout:       s.ReadTimeout,  // an event stream lifts it
+		WriteTimeout:      s.WriteTimeout, // an event stream moves it with each write
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    64 << 10,
 		BaseContext:       func(net.Listener) context.Context { return base },

@@ -134,7 +134,7 @@ func TestBadInputIsRefusedWithFieldAndRule(t *testing.T) {
 		"unknown order":         {"GET", "/api-keys?sort_by=hmac", nil, "query.sort_by"},
 		"unknown parameter":     {"GET", "/jobs?colour=red", nil, "query.colour"},
 		"unknown state":         {"GET", "/jobs?state=flying", nil, "query.state"},
-		"turned range":          {"GET", "/api-keys/usage?ts_start=2000&ts_end=1000", nil, "body.ts_start"},
+		"turned range":          {"GET", "/api-keys/usage?ts_start=2000&ts_end=1000", nil, "query.ts_start"},
 		"negative time":         {"GET", "/api-keys/usage?ts_start=-5", nil, "query.ts_start"},
 		"bad email":             {"POST", "/users", map[string]any{"email": "nobody", "password": userPassword}, "body.email"},
 		"email with a name":     {"POST", "/users", map[string]any{"email": "A <a@example.org>", "password": userPassword}, "body.email"},

@@ -214,7 +214,9 @@ func TestTheDaemonServesPeopleAndPeers(t *testing.T) {
 		}
 	}()
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) { return (&net.Dialer{}).DialContext(ctx, "unix", socket) }}}
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		}}}
 	do := func(method, path, token, body string) (int, []byte) {
 		r := must(http.NewRequestWithContext(t.Context(), method, "http://app-node/api/v1"+path, strings.NewReader(body)))
 		r.Header.Set("Authorization", "Bearer "+token)

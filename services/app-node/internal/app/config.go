@@ -69,8 +69,8 @@ func (c *Config) Validate() (faults []fault.Detail) {
 		bad("http.listen", "must be host:port or unix:///path")
 	}
 	for _, d := range []struct {
-		key             string
-		value           time.Duration
+		key               string
+		value             time.Duration
 		shortest, longest time.Duration
 	}{
 		{"sessions.idle", c.Sessions.Idle, time.Minute, 30 * day},

@@ -68,7 +68,8 @@ func (s *Store) Session(ctx context.Context, hash []byte, now time.Time) (sessio
 	return session, err
 }
 
-// ProlongToken moves a token's expiry later; it never brings a deleted one back.
+// ProlongToken moves a token's expiry later, up to its limit; it never brings a
+// deleted one back.
 func (s *Store) ProlongToken(ctx context.Context, hash []byte, expires time.Time) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
 		_, err := tx.ExecContext(ctx, "UPDATE tokens SET expires_at = min(?, last_limit) WHERE hash = ? AND expires_at < ?",
