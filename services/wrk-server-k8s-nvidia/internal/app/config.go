@@ -31,11 +31,13 @@ type Config struct {
 	NodeSelector string `yaml:"node_selector"`
 	// GPUModels are names that are GPUs beside the built-in table.
 	GPUModels []string `yaml:"gpu_models"`
-	// AgentImage is the containerDisk image that holds the agents.
+	// AgentImage is the containerDisk image that holds the agents. {version} is
+	// this daemon's. [ghcr.io/cosmicac/agents:{version}]
 	AgentImage string `yaml:"agent_image"`
 	// ImagePullSecret is the registry secret of AgentImage; may be empty.
 	ImagePullSecret string `yaml:"image_pull_secret"`
 	// RuntimeImages gives the root disk image of each inference runtime.
+	// [docker://ghcr.io/cosmicac/runtime-<runtime>:{version} for each]
 	RuntimeImages map[string]string `yaml:"runtime_images"`
 	// StorageClass of root disks; empty for the cluster's default.
 	StorageClass string `yaml:"storage_class"`
@@ -103,7 +105,14 @@ func Defaults() Config {
 		Base:      daemon.Base{Name: "wrk-server-k8s-nvidia", StateDirectory: "/var/lib/cosmicac/wrk-server-k8s-nvidia"},
 		Namespace: "cosmicac", VolumeMode: "Filesystem", DefaultDiskGiB: 40, SerialLog: true, Relist: 5 * time.Minute,
 		DeniedCIDRs: []string{"10.96.0.0/12", "10.244.0.0/16"},
-		Deadlines:   Deadlines(d),
+		AgentImage:  "ghcr.io/cosmicac/agents:{version}",
+		RuntimeImages: map[string]string{
+			"vllm":     "docker://ghcr.io/cosmicac/runtime-vllm:{version}",
+			"parakeet": "docker://ghcr.io/cosmicac/runtime-parakeet:{version}",
+			"embedded": "docker://ghcr.io/cosmicac/runtime-embedded:{version}",
+			"command":  "docker://ghcr.io/cosmicac/runtime-command:{version}",
+		},
+		Deadlines: Deadlines(d),
 	}
 }
 
@@ -125,8 +134,8 @@ func (c *Config) Validate() []fault.Detail {
 	if _, err := labels.Parse(c.NodeSelector); err != nil {
 		add("node_selector", "is a Kubernetes label selector: %v", err)
 	}
-	if c.AgentImage == "" {
-		add("agent_image", "is required: the containerDisk image with the agents")
+	if c.AgentImage == "" || strings.ContainsAny(c.AgentImage, " \t\n") {
+		add("agent_image", "is the containerDisk image with the agents, like registry/agents:{version}")
 	}
 	if !slices.Contains([]string{"", "Filesystem", "Block"}, c.VolumeMode) {
 		add("volume_mode", "is Filesystem, Block or empty")
@@ -171,12 +180,16 @@ func (c *Config) Validate() []fault.Detail {
 }
 
 // settings are the configuration as package graph takes it.
-func (c *Config) settings(network string) graph.Settings {
+func (c *Config) settings(network, version string) graph.Settings {
+	tagged := func(image string) string { return strings.ReplaceAll(image, "{version}", version) }
 	s := graph.Settings{
-		Rack: c.Rack.ID, Network: network, AgentImage: c.AgentImage, ImagePullSecret: c.ImagePullSecret,
-		RuntimeImages: c.RuntimeImages, StorageClass: c.StorageClass, VolumeMode: c.VolumeMode,
+		Rack: c.Rack.ID, Network: network, AgentImage: tagged(c.AgentImage), ImagePullSecret: c.ImagePullSecret,
+		RuntimeImages: map[string]string{}, StorageClass: c.StorageClass, VolumeMode: c.VolumeMode,
 		RegistrySecret: c.Registry.Secret, RegistryCA: c.Registry.CAConfigMap, PullMethod: c.Registry.PullMethod,
 		DefaultDiskGiB: c.DefaultDiskGiB, DeniedCIDRs: c.DeniedCIDRs, SerialLog: c.SerialLog, Deadlines: graph.Deadlines(c.Deadlines),
+	}
+	for runtime, image := range c.RuntimeImages {
+		s.RuntimeImages[runtime] = tagged(image)
 	}
 	for _, t := range c.Tolerations {
 		s.Tolerations = append(s.Tolerations, corev1.Toleration{

@@ -90,7 +90,7 @@ func Build(s Setup) (*Worker, error) {
 		Rack: c.Rack.ID, Network: s.Network, NodeSelector: c.NodeSelector, Relist: c.Relist, Log: s.Log.Named("view"),
 		Changed: func(change cluster.Change) { engine.Touch(change) },
 	})
-	settings := c.settings(s.Network)
+	settings := c.settings(s.Network, s.Version)
 	book := claim.NewBook(func(claims []capacity.Claim) *capacity.Rack {
 		return capacity.Count(capacity.Input{
 			Nodes: view.Nodes(), Pods: view.Pods(), Claims: claims, Permitted: permitted(view), Entry: entry.Get(),

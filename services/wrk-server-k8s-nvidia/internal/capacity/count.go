@@ -44,16 +44,18 @@ type Input struct {
 
 // GPU counts one model on one node. No number is ever negative.
 type GPU struct {
-	Model, Resource  string
-	Total            int
-	Healthy          int
-	Held             int
-	Offerable        int
-	Message          string
-	Holders          map[string]int
-	Degraded         bool
+	Model, Resource string
+	Total           int
+	Healthy         int
+	Held            int
+	Offerable       int
+	Message         string
+	Holders         map[string]int
+	// Degraded: the device plugin reports fewer than are in use.
+	Degraded bool
+	// Forbidden: KubeVirt does not let it into a machine.
+	Forbidden        bool
 	podHeld, foreign int
-	forbidden        bool
 }
 
 // Node is one machine of the rack.
@@ -244,8 +246,8 @@ func (n *Node) countGPUs(node *corev1.Node, u *usage, classes classifier) (notes
 		switch classes.of(name) {
 		case whole, forbidden:
 			g := add(name)
-			g.forbidden = classes.of(name) == forbidden
-			if near := classes.nearMiss(name); g.forbidden && near != "" {
+			g.Forbidden = classes.of(name) == forbidden
+			if near := classes.nearMiss(name); g.Forbidden && near != "" {
 				notes = append(notes, fmt.Sprintf("the node advertises %s but KubeVirt permits %s", name, near))
 			}
 			capacity, allocatable := node.Status.Capacity[corev1.ResourceName(name)], node.Status.Allocatable[corev1.ResourceName(name)]
@@ -298,7 +300,7 @@ func (r *Rack) offer(n *Node, g *GPU) {
 	case g.Healthy < g.Total:
 		why = append(why, fmt.Sprintf("%d of %d are not healthy", g.Total-g.Healthy, g.Total))
 	}
-	if g.forbidden {
+	if g.Forbidden {
 		stop("KubeVirt does not permit %s", g.Resource)
 	}
 	if !n.Schedulable {

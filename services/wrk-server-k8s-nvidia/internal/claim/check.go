@@ -64,6 +64,8 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 				return refuse(orkv1.Reason_REASON_UNKNOWN_MODEL, "the rack's entry does not offer %s", rec.Model)
 			case g == nil:
 				return refuse(orkv1.Reason_REASON_UNKNOWN_MODEL, "node %s has no %s", name, rec.Model)
+			case g.Forbidden:
+				return refuse(orkv1.Reason_REASON_CLUSTER_REFUSED, "KubeVirt does not permit %s, see permittedHostDevices", g.Resource)
 			case s.gpus > g.Total:
 				return refuse(orkv1.Reason_REASON_NEVER_FITS, "node %s has %d %s in all, %d are wanted", name, g.Total, rec.Model, s.gpus)
 			}
