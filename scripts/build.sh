@@ -4,16 +4,15 @@
 
 services=(app-node wrk-ork wrk-server-k8s-nvidia proxy-inference wrk-monitor mesh-bootstrap wrk-agent-instance wrk-agent-inference)
 version=$(git describe --tags --always --dirty 2>/dev/null || echo dev)
-flags=(-trimpath -ldflags "-s -w -X github.com/cosmicac/cosmicac/pkg/daemon.Version=$version")
+# No -trimpath: the linters and tests then share what was compiled.
+flags=(-ldflags "-s -w -X github.com/cosmicac/cosmicac/pkg/daemon.Version=$version")
 
 say "fetching Go modules"
 go mod download
 
 # The embedded cluster: Kubernetes itself, so its key is its own sources only.
-devcluster_key=$(find deploy/devcluster -type f \( -name '*.go' -o -name '*.mod' -o -name '*.sum' -o -name '*.yaml' \) -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
-devcluster_build() {
-  (cd deploy/devcluster && GOWORK=off GOFLAGS=-buildvcs=false CGO_ENABLED=0 GOGC=400 go build -trimpath -ldflags "$(cat ldflags)" -o "$out" .)
-}
+devcluster_key=$(find deploy/devcluster -type f \( -name '*.go' -o -name '*.mod' -o -name '*.sum' -o -name '*.yaml' -o -name '*.sh' \) -not -name '*_test.go' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
+devcluster_build() { deploy/devcluster/build.sh "$out"; }
 cached cosmicac-devcluster "$devcluster_key" devcluster_build
 tool caddy github.com/caddyserver/caddy/v2/cmd/caddy
 
