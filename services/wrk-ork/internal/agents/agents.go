@@ -67,8 +67,10 @@ type Options struct {
 	TokenLife time.Duration
 	// Changed is told of jobs whose agents said something new. It must not block.
 	Changed func(jobID string)
-	// PutCard takes an agent's card into the registry of cards; may be nil.
+	// PutCard takes an agent's card that came with a report into the registry
+	// of cards, and Card looks a key's newest card up there.
 	PutCard func(caller mesh.Caller, envelope []byte) error
+	Card    func(key string) (*meshv1.Card, []byte, bool)
 	// Recheck makes the mesh look at admitted peers again, after a fence.
 	Recheck func()
 	Hub     *notice.Hub
@@ -103,7 +105,20 @@ func New(o Options, fenced []string) (*Desk, error) {
 }
 
 // Sight is what is heard of an attempt's agents.
-func (d *Desk) Sight(a *job.Attempt) life.Agent { return d.heard.sight(a) }
+func (d *Desk) Sight(a *job.Attempt) life.Agent {
+	out, card := d.heard.sight(a)
+	if a.AgentKey == "" {
+		return out
+	}
+	// A card comes with a report or by the registry; the newer one counts.
+	if c, _, ok := d.o.Card(a.AgentKey); ok && c.AttemptId == a.ID && (card == nil || c.Sequence > card.Sequence) {
+		card = c
+	}
+	if card != nil {
+		adopt(&out, card)
+	}
+	return out
+}
 
 // Drain tells the attempt's agents, now or when they next attend, to finish
 // what they have.
@@ -387,18 +402,22 @@ func (d *Desk) card(envelope []byte, caller mesh.Caller) (*meshv1.Card, error) {
 	if c.AttemptId != "" && c.AttemptId != caller.Certificate.AttemptId {
 		return nil, fault.New(fault.Denied, "the card names attempt %.64s", c.AttemptId)
 	}
-	if d.o.PutCard != nil {
-		if err := d.o.PutCard(caller, envelope); err != nil && fault.KindOf(err) != fault.Exhausted {
-			return nil, err
-		}
-	}
-	if len(c.Addresses) > 16 {
-		c.Addresses = c.Addresses[:16]
-	}
-	if strings.ContainsAny(strings.TrimSpace(c.SshHostKey), "\n\r\x00") {
-		return nil, fault.New(fault.Invalid, "the card's SSH host key has several lines")
+	if err := d.o.PutCard(caller, envelope); err != nil {
+		d.o.Log.Debug("the registry did not take an agent's card", "key", c.Key, "error", err)
 	}
 	return c, nil
+}
+
+// mostAddresses bounds what is kept of a card.
+const mostAddresses = 16
+
+// adopt takes what a card says of where and how an attempt's agent is reached.
+func adopt(out *life.Agent, c *meshv1.Card) {
+	out.Addresses = c.Addresses[:min(len(c.Addresses), mostAddresses)]
+	if key := strings.TrimSpace(c.SshHostKey); !strings.ContainsAny(key, "\n\r\x00") {
+		out.SSHHostKey = key
+	}
+	out.DefaultUser = c.DefaultUser
 }
 
 func bound(r *agentv1.Report) {

@@ -129,13 +129,13 @@ func (p *presence) forget(id string) {
 	}
 }
 
-// sight is what life judges by.
-func (p *presence) sight(a *job.Attempt) life.Agent {
+// sight is what life judges by, and the newest card that came with a report.
+func (p *presence) sight(a *job.Attempt) (life.Agent, *meshv1.Card) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	heard := p.all[a.ID]
 	if heard == nil {
-		return life.Agent{}
+		return life.Agent{}, nil
 	}
 	out := life.Agent{NodesReady: true}
 	for i := range a.Nodes {
@@ -147,13 +147,10 @@ func (p *presence) sight(a *job.Attempt) life.Agent {
 	}
 	v := heard.nodes[0]
 	if v == nil {
-		return out
+		return out, nil
 	}
 	out.Attending, out.Since, out.HeardAt, out.Report = v.attending > 0, v.since, v.heardAt, v.report
-	if v.card != nil {
-		out.Addresses, out.SSHHostKey, out.DefaultUser = v.card.Addresses, v.card.SshHostKey, v.card.DefaultUser
-	}
-	return out
+	return out, v.card
 }
 
 func (v *voice) ready() bool {

@@ -1,6 +1,8 @@
 package app
 
 import (
+	"database/sql"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -339,4 +341,38 @@ func TestWhatWeakCallersMayNotDo(t *testing.T) {
 	if _, err := meshv1.NewCardsClient(a.node.Client(l.orkKey.ID())).ListCards(l.ctx, &meshv1.ListCardsRequest{}); fault.KindOf(err) != fault.Denied {
 		t.Errorf("an agent lists cards: %v", err)
 	}
+}
+
+func TestABusyDiskFailsNoJob(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, gpuNode("n1", 2))
+	j := l.create(containerSpec("x", 1))
+	attempt := newest(l.await(j.Id, orkv1.State_STATE_PROVISIONING))
+	// Another program holds the file's write lock for longer than the store waits.
+	db, err := sql.Open("sqlite", filepath.Join(l.dir, "ork.db"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer db.Close()
+	conn, err := db.Conn(l.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.ExecContext(l.ctx, "PRAGMA busy_timeout=30000; BEGIN IMMEDIATE"); err != nil {
+		t.Fatal(err)
+	}
+	l.worker.phase(attempt.Id, func(s *workerv1.AttemptStatus) { s.Message = "something to record" })
+	_, err = l.jobs.CreateJob(l.ctx, &orkv1.CreateJobRequest{Spec: containerSpec("y", 1), Owner: &orkv1.Owner{ProjectId: "p-1"}})
+	if fault.KindOf(err) != fault.Unavailable || len(fault.DetailsOf(err)) == 0 || fault.DetailsOf(err)[0].Rule != "storage" {
+		t.Errorf("create while the disk is busy: %v %v", err, fault.DetailsOf(err))
+	}
+	if s := l.get(j.Id).State; s != orkv1.State_STATE_PROVISIONING {
+		t.Errorf("a storage error picked state %s", s)
+	}
+	if _, err := conn.ExecContext(l.ctx, "ROLLBACK"); err != nil {
+		t.Fatal(err)
+	}
+	_ = conn.Close()
+	l.boot(attempt.Id)
+	l.await(j.Id, orkv1.State_STATE_RUNNING)
 }

@@ -30,7 +30,7 @@ func TestAJobFromCreateOverStopAndStartToDelete(t *testing.T) {
 	}
 	a := l.boot(first.Id)
 	running := newest(l.awaitThat(j.Id, "running and ready", func(j *orkv1.Job) bool {
-		return j.State == orkv1.State_STATE_RUNNING && newest(j).AgentReady
+		return j.State == orkv1.State_STATE_RUNNING && newest(j).AgentReady && len(newest(j).AgentAddresses) > 0
 	}))
 	if running.AgentKey != a.key.ID().String() || running.DefaultUser != "ubuntu" || running.RunningAt == nil {
 		t.Errorf("running: %v", running)

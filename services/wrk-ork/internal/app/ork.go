@@ -88,7 +88,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		Store: store, Key: s.Key, Network: s.Network, Hub: hub,
 		CertificateLife: s.Config.Agents.CertificateLife, TokenLife: s.Config.Agents.TokenLife,
 		Changed: func(jobID string) { loop.Poke(jobID) },
-		PutCard: registry.Put,
+		PutCard: registry.Put, Card: registry.Get,
 		Recheck: func() { node.Recheck() },
 		Clock:   s.Clock, Log: s.Log.Named("agents"),
 	}, fenced)
