@@ -83,7 +83,8 @@ type Handler struct {
 	transport *http.Transport
 	running   atomic.Int64
 	memory    budget
-	buffers   sync.Pool
+	buffers   sync.Pool // of whole pieces to read into
+	events    sync.Pool // of pieces to append events to
 }
 
 // New makes a handler.
@@ -91,6 +92,7 @@ func New(o Options) *Handler {
 	h := &Handler{Options: o, memory: budget{maximum: o.Limits.BodyMemory}}
 	h.transport = h.newTransport()
 	h.buffers.New = func() any { b := make([]byte, 32<<10); return &b }
+	h.events.New = func() any { b := make([]byte, 0, 4<<10); return &b }
 	return h
 }
 

@@ -57,8 +57,8 @@ func (o *relay) run() (answered bool, failed failure) {
 
 	buffer := c.h.buffers.Get().(*[]byte)
 	defer c.h.buffers.Put(buffer)
-	out := c.h.buffers.Get().(*[]byte)
-	defer c.h.buffers.Put(out)
+	out := c.h.events.Get().(*[]byte)
+	defer c.h.events.Put(out)
 	heard := false
 	for {
 		n, err := o.resp.Body.Read(*buffer)
@@ -89,12 +89,13 @@ func (o *relay) run() (answered bool, failed failure) {
 		if o.events {
 			if ended {
 				*out = o.stream.End((*out)[:0])
-				if len(*out) > 0 && o.send(*out) != nil {
-					ended = false
-				}
 			}
 			// A stream whose end was seen is whole, however its connection ended.
+			// One that ends without it is not, and half an event helps nobody.
 			ended = o.stream.Done() || ended && (!c.face.stream || o.resp.StatusCode >= 300 || o.stream.Failed())
+			if ended && err == io.EOF && len(*out) > 0 && o.send(*out) != nil {
+				ended = false
+			}
 		}
 		o.note(readable)
 		if ended {
