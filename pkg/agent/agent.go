@@ -35,9 +35,7 @@ const (
 
 const (
 	reportEvery = 5 * time.Second
-	// stopGrace bounds draining at SIGTERM; the unit of the VM allows 45 s in all.
-	stopGrace  = 30 * time.Second
-	closeGrace = 5 * time.Second
+	closeGrace  = 5 * time.Second
 )
 
 // Options make an Agent. Seed and StateDirectory are required.
@@ -53,8 +51,6 @@ type Options struct {
 	Now func() time.Time
 	// ReportEvery is the pause between reports without news; 5 s when zero.
 	ReportEvery time.Duration
-	// StopGrace bounds draining when Run's context ends; 30 s when zero.
-	StopGrace time.Duration
 }
 
 // Work is what a kind of agent does beside what all do.
@@ -66,6 +62,9 @@ type Work interface {
 	// Drain takes nothing new from now on, and returns when what runs has
 	// finished or ctx ends. It may be called again.
 	Drain(ctx context.Context)
+	// StopGrace bounds that drain when the agent is stopped. The unit of the VM
+	// allows 45 s in all before it kills.
+	StopGrace() time.Duration
 	// Revoke ends what rests on a grant of an epoch below minimum.
 	Revoke(minimum uint64)
 	// Describe adds the work's own part to a report and to the card. Either may be nil.
@@ -115,9 +114,6 @@ func New(o Options) (*Agent, error) {
 	}
 	if o.ReportEvery <= 0 {
 		o.ReportEvery = reportEvery
-	}
-	if o.StopGrace <= 0 {
-		o.StopGrace = stopGrace
 	}
 	if o.Level == hclog.NoLevel {
 		o.Level = hclog.Info
@@ -304,11 +300,11 @@ func (a *Agent) Run(ctx context.Context, work Work) error {
 	case err = <-failed:
 		a.Set(agentv1.Phase_PHASE_FAILED, err.Error())
 	case <-ctx.Done():
-		grace, cancel := context.WithTimeout(living, a.o.StopGrace)
+		grace, cancel := context.WithTimeout(living, work.StopGrace())
 		a.mu.Lock()
 		a.draining = true
 		a.mu.Unlock()
-		a.log.Info("stopping, what runs is finished first", "within", a.o.StopGrace)
+		a.log.Info("stopping, what runs is finished first", "within", work.StopGrace())
 		a.Changed()
 		work.Drain(grace)
 		cancel()

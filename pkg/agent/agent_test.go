@@ -46,6 +46,7 @@ func (w *work) Drain(context.Context) {
 	defer w.mu.Unlock()
 	w.drained++
 }
+func (w *work) StopGrace() time.Duration { return time.Second }
 func (w *work) Revoke(minimum uint64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
