@@ -24,7 +24,7 @@ func TestTheExampleHoldsEveryDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	d := Defaults()
-	c.Base, d.Base = d.Base, d.Base
+	c.Base = d.Base
 	if !reflect.DeepEqual(c, d) {
 		t.Errorf("the example says %+v, the code %+v", c, d)
 	}

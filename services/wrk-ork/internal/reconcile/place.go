@@ -208,11 +208,20 @@ func (l *Loop) take(ctx context.Context, t turn, p placement.Plan) bool {
 	return true
 }
 
+// messageRest is how long a reason's words stand before they are refreshed.
+const messageRest = 5 * time.Second
+
 // wait records why there is no plan, if that is news.
 func (l *Loop) wait(ctx context.Context, t turn, refusal *placement.Refusal) {
 	trial := t.attempt.Clone()
 	life.Waits(trial, refusal.Reason, refusal.Message, refusal.Final, time.Time{})
 	if trial.State == t.attempt.State && trial.Reason == t.attempt.Reason && trial.Message == t.attempt.Message && trial.Judged == t.attempt.Judged {
+		return
+	}
+	// Numbers in the message move with every GPU that comes and goes; a long
+	// queue must not be rewritten each time.
+	if trial.State == t.attempt.State && trial.Reason == t.attempt.Reason && trial.Judged == t.attempt.Judged &&
+		l.o.Clock().Sub(t.job.UpdatedAt) < messageRest {
 		return
 	}
 	ended := false

@@ -39,7 +39,7 @@ func loadRack(ctx context.Context, tx *sql.Tx, id string) (*orkv1.RackEntry, err
 		return nil, err
 	}
 	if len(racks) == 0 {
-		return nil, fault.New(fault.NotFound, "no rack has the id %q", id)
+		return nil, fault.New(fault.NotFound, "no rack has the id %.64q", id)
 	}
 	return racks[0], nil
 }
