@@ -1,7 +1,8 @@
 // Package demo starts the whole platform on loopback, each daemon its own
 // process, and runs the main job before the user's eyes through the public
 // face only. The Kubernetes cluster is embedded and its GPUs and machines are
-// simulated; everything else is what production runs.
+// simulated; everything else is what production runs. It does not talk to the
+// daemons by any way that a user does not have, and is no test of its own.
 package demo
 
 import (

@@ -3,12 +3,8 @@ package app
 
 import (
 	"context"
-	"errors"
-	"net"
 	"net/http"
-	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/daemon"
@@ -45,8 +41,8 @@ func Defaults() Config {
 // Base is the part that every daemon has.
 func Base(c *Config) *daemon.Base { return &c.Base }
 
-func (c *Config) check() error {
-	var bad []fault.Detail
+// Validate checks the service's own keys; the kit reports all of them at once.
+func (c *Config) Validate() (bad []fault.Detail) {
 	within := func(field string, v, least, most int64) {
 		if v < least || v > most {
 			bad = append(bad, fault.Detail{Field: field, Rule: "out of its range, see wrk-monitor.example.yaml"})
@@ -56,19 +52,13 @@ func (c *Config) check() error {
 	within("retention_hours", int64(c.RetentionHours), 1, 100_000)
 	within("log_retention_hours", int64(c.LogRetentionHours), 1, 100_000)
 	within("log_maximum_mib", c.LogMaximumMiB, 1, 10_240)
-	if len(bad) > 0 {
-		return fault.New(fault.Invalid, "the configuration is wrong").With(bad...)
-	}
-	return nil
+	return bad
 }
 
 // Run starts in this order: the stores first, since everything writes to them;
 // the mesh, through which all is collected; the collectors; and the HTTP face
 // last, when there is something to ask.
 func Run(ctx context.Context, env *daemon.Env, c Config) error {
-	if err := c.check(); err != nil {
-		return err
-	}
 	samples, err := series.Open(filepath.Join(env.StateDirectory, "series"), time.Duration(c.RetentionHours)*time.Hour, env.Metrics)
 	if err != nil {
 		return err
@@ -106,19 +96,12 @@ func Run(ctx context.Context, env *daemon.Env, c Config) error {
 	})
 
 	server := &web.Server{Series: samples, Journal: logs, Identify: identify(node), Log: env.Log.Named("web"), Now: time.Now}
-	listener, err := listen(c.HTTP.Listen)
-	if err != nil {
+	front := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
+	if err := env.ServeHTTP("http.listen", c.HTTP.Listen, front); err != nil {
 		return err
 	}
-	front := &http.Server{Handler: server.Handler(), ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10}
-	env.OnStop("http", front.Shutdown)
-	env.Go("http", func(context.Context) error {
-		if err := front.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			return err
-		}
-		return nil
-	})
 	env.Ready()
+	<-ctx.Done()
 	return nil
 }
 
@@ -141,24 +124,4 @@ func identify(node *mesh.Node) web.Identify {
 		}
 		return web.Viewer{}, last
 	}
-}
-
-// listen opens "host:port" or "unix:///path". A socket left by a killed
-// predecessor is replaced: the state folder's lock says that it is dead.
-func listen(address string) (net.Listener, error) {
-	if path, ok := strings.CutPrefix(address, "unix://"); ok {
-		if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-			return nil, fault.Wrap(fault.Invalid, err, "http.listen: replace the old socket %s", path)
-		}
-		l, err := net.Listen("unix", path)
-		if err != nil {
-			return nil, fault.Wrap(fault.Invalid, err, "http.listen: listen on %s", address)
-		}
-		return l, nil
-	}
-	l, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "http.listen: listen on %s", address)
-	}
-	return l, nil
 }
