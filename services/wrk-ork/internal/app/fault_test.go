@@ -376,3 +376,36 @@ func TestABusyDiskFailsNoJob(t *testing.T) {
 	l.boot(attempt.Id)
 	l.await(j.Id, orkv1.State_STATE_RUNNING)
 }
+
+func TestAKilledDaemonLosesNothingThatWasAnswered(t *testing.T) {
+	t.Parallel()
+	l := startLab(t, true, []*orkv1.RackNode{gpuNode("n1", 3)})
+	steady := l.create(containerSpec("steady", 1))
+	attempt := newest(l.await(steady.Id, orkv1.State_STATE_PROVISIONING))
+	l.boot(attempt.Id)
+	l.awaitThat(steady.Id, "ready", func(j *orkv1.Job) bool { return newest(j).AgentReady })
+	var ids []string
+	for range 4 {
+		// Killed right after the answer, wherever the job is by then.
+		ids = append(ids, l.create(containerSpec("x", 1)).Id)
+		l.stop()
+		l.startOrk()
+		l.get(steady.Id)
+	}
+	for _, id := range ids[:2] {
+		j := l.await(id, orkv1.State_STATE_PROVISIONING)
+		if len(j.Replicas[0].Attempts) != 1 {
+			t.Errorf("%v", j)
+		}
+	}
+	for _, id := range ids[2:] {
+		l.awaitThat(id, "busy", func(j *orkv1.Job) bool { return j.Reason == orkv1.Reason_REASON_BUSY })
+	}
+	j := l.awaitThat(steady.Id, "ready", func(j *orkv1.Job) bool { return newest(j).AgentReady && len(j.Conditions) == 0 })
+	if j.State != orkv1.State_STATE_RUNNING || newest(j).Id != attempt.Id {
+		t.Errorf("%v", j)
+	}
+	if n, most := l.worker.count(); n != 3 || most != 3 {
+		t.Errorf("%d attempts, %d GPUs at most", n, most)
+	}
+}

@@ -1,15 +1,19 @@
 package app
 
 import (
+	"bytes"
 	"context"
 	"crypto/rand"
 	"fmt"
 	"net"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/goccy/go-yaml"
 	"github.com/hashicorp/go-hclog"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/prometheus/client_golang/prometheus"
@@ -17,6 +21,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/cosmicac/cosmicac/pkg/daemon"
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/health"
 	"github.com/cosmicac/cosmicac/pkg/identity"
@@ -32,7 +37,15 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+// asDaemon makes the test binary be the daemon, for tests that kill it.
+const asDaemon = "ORK_TEST_AS_DAEMON"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(asDaemon) != "" {
+		daemon.Main("wrk-ork", Defaults, func(c *Config) *daemon.Base { return &c.Base }, Run)
+	}
+	goleak.VerifyTestMain(m)
+}
 
 // patience is generous: the machine may be busy.
 const patience = 60 * time.Second
@@ -47,15 +60,16 @@ type lab struct {
 	config  Config
 	address string
 
-	ork    *Ork
-	stop   func()
-	app    *mesh.Node
-	jobs   orkv1.JobsClient
-	racks  orkv1.RacksClient
-	worker *fakeWorker
-	rack   *mesh.Node // the worker's node
-	rackID peer.ID
-	key    *identity.Key // the worker's
+	// process runs the orchestrator as a process of its own; stop then kills it.
+	process bool
+	stop    func()
+	app     *mesh.Node
+	jobs    orkv1.JobsClient
+	racks   orkv1.RacksClient
+	worker  *fakeWorker
+	rack    *mesh.Node // the worker's node
+	rackID  peer.ID
+	key     *identity.Key // the worker's
 }
 
 func newKey(t *testing.T) *identity.Key {
@@ -70,7 +84,25 @@ func newKey(t *testing.T) *identity.Key {
 // newLab starts everything, with one rack "rk-test" in location us.
 func newLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
 	t.Helper()
-	l := &lab{t: t, ctx: t.Context(), dir: t.TempDir(), orkKey: newKey(t), key: newKey(t)}
+	return startLab(t, false, nodes)
+}
+
+func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
+	t.Helper()
+	l := &lab{t: t, ctx: t.Context(), dir: filepath.Join(t.TempDir(), "state"), orkKey: newKey(t), key: newKey(t), process: process}
+	if err := os.Mkdir(l.dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	folder := ""
+	if process {
+		folder = filepath.Join(l.dir, "network")
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+		if err := identity.Save(filepath.Join(l.dir, daemon.KeyFile), l.orkKey); err != nil {
+			t.Fatal(err)
+		}
+	}
 	root, appKey := newKey(t), newKey(t)
 	member := func(k *identity.Key, name string, role meshv1.Role) *meshv1.Member {
 		return &meshv1.Member{Key: k.ID().String(), Name: name, Roles: []meshv1.Role{role}, AdmittedAt: timestamppb.Now()}
@@ -78,7 +110,7 @@ func newLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
 	ork := member(l.orkKey, "ork", meshv1.Role_ROLE_ORK)
 	ork.SignsCertificates = true
 	var err error
-	l.founder, err = trust.Create("", "lab", root, nil, []*meshv1.Member{
+	l.founder, err = trust.Create(folder, "lab", root, nil, []*meshv1.Member{
 		ork, member(appKey, "app", meshv1.Role_ROLE_APP_NODE), member(l.key, "worker", meshv1.Role_ROLE_WORKER),
 	}, nil)
 	if err != nil {
@@ -101,15 +133,26 @@ func newLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
 	l.address = fmt.Sprintf("/ip4/127.0.0.1/tcp/%d", probe.Addr().(*net.TCPAddr).Port)
 	_ = probe.Close()
 
+	if process {
+		l.config.StateDirectory, l.config.Mesh.Listen = l.dir, []string{l.address}
+		text, err := yaml.Marshal(l.config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(l.dir, "config.yaml"), text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
 	l.startOrk()
 	t.Cleanup(func() { l.stop() })
 	l.app = l.node(appKey, meshv1.Role_ROLE_APP_NODE, nil)
 	conn := l.app.Client(l.orkKey.ID(), l.address)
 	l.jobs, l.racks = orkv1.NewJobsClient(conn), orkv1.NewRacksClient(conn)
 	l.worker = newFakeWorker(t, "rk-test", nodes...)
-	if _, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex()}}); err != nil {
-		t.Fatal(err)
-	}
+	l.eventually("the rack's entry is put", func() bool {
+		_, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex()}})
+		return err == nil
+	})
 	l.startWorker()
 	l.connected(true)
 	return l
@@ -165,6 +208,10 @@ func closeNode(n *mesh.Node) {
 // startOrk starts the orchestrator on its folder, like a new process.
 func (l *lab) startOrk() {
 	l.t.Helper()
+	if l.process {
+		l.startProcess()
+		return
+	}
 	ctx, cancel := context.WithCancel(context.Background())
 	log := hclog.New(&hclog.LoggerOptions{Level: hclog.Debug, Output: testWriter{l.t}})
 	if !testing.Verbose() {
@@ -199,7 +246,6 @@ func (l *lab) startOrk() {
 	if err := ork.Node.Start(ctx); err != nil {
 		l.t.Fatal(err)
 	}
-	l.ork = ork
 	var once sync.Once
 	l.stop = func() {
 		once.Do(func() {
@@ -211,6 +257,25 @@ func (l *lab) startOrk() {
 			}
 		})
 	}
+}
+
+// startProcess runs the daemon itself; stop kills it without a word.
+func (l *lab) startProcess() {
+	l.t.Helper()
+	var out bytes.Buffer
+	cmd := exec.Command(os.Args[0], "--config", filepath.Join(l.dir, "config.yaml"))
+	cmd.Env = append(os.Environ(), asDaemon+"=1")
+	cmd.Stdout, cmd.Stderr = &out, &out
+	if err := cmd.Start(); err != nil {
+		l.t.Fatal(err)
+	}
+	l.stop = sync.OnceFunc(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+		if l.t.Failed() {
+			l.t.Logf("the daemon said:\n%s", out.String())
+		}
+	})
 }
 
 // startWorker connects the rack's worker; cutWorker takes it off the network.
