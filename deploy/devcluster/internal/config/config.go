@@ -92,7 +92,7 @@ func ParseUp(args []string, out io.Writer) (Options, error) {
 	fs.BoolVar(&o.Plain, "plain-vms", false, "run simulated VMs as plain processes even where namespaces are permitted")
 	fs.BoolVar(&o.StopOnStdinEOF, "stop-on-stdin-close", false, "stop when standard input closes")
 	fs.StringVar(&o.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
-	fs.IntVar(&o.MemoryLimitMiB, "memory-limit", 640, "soft memory limit in MiB; 0 for none")
+	fs.IntVar(&o.MemoryLimitMiB, "memory-limit", autoMemory, "soft memory limit in MiB; 0 for none, -1 for one that grows with the number of nodes")
 	fs.BoolVar(&o.KubernetesTrace, "kubernetes-log", false, "show the control plane's own log lines at info level")
 
 	if err := fs.Parse(args); err != nil {
@@ -181,8 +181,11 @@ func (o Options) checked() (Options, error) {
 	if o.QPS < 0 || o.QPS > 1_000_000 {
 		return o, fmt.Errorf("--qps must be from 0 to 1000000, got %d", o.QPS)
 	}
+	if o.MemoryLimitMiB == autoMemory {
+		o.MemoryLimitMiB = memoryFor(o.Pools)
+	}
 	if o.MemoryLimitMiB != 0 && (o.MemoryLimitMiB < 256 || o.MemoryLimitMiB > 1<<20) {
-		return o, fmt.Errorf("--memory-limit must be 0 or from 256 to %d, got %d", 1<<20, o.MemoryLimitMiB)
+		return o, fmt.Errorf("--memory-limit must be -1, 0 or from 256 to %d, got %d", 1<<20, o.MemoryLimitMiB)
 	}
 	switch o.LogLevel {
 	case "trace", "debug", "info", "warn", "error":
@@ -190,6 +193,19 @@ func (o Options) checked() (Options, error) {
 		return o, fmt.Errorf("--log-level must be trace, debug, info, warn or error, got %q", o.LogLevel)
 	}
 	return o, nil
+}
+
+// autoMemory asks for a limit that fits the pools.
+const autoMemory = -1
+
+// memoryFor leaves room for the watch caches of VMs on every node: a limit below the live heap would make the
+// collector run all the time.
+func memoryFor(pools []Pool) int {
+	nodes := 0
+	for _, p := range pools {
+		nodes += p.Nodes
+	}
+	return 640 + 5*max(0, nodes-20)
 }
 
 func parseAccount(s string) (Account, error) {

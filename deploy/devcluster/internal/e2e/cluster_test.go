@@ -290,7 +290,7 @@ func agentLife(t *testing.T, c *cluster) {
 		})
 	}
 	says(1)
-	if os.Geteuid() == 0 && bytes.Contains(c.log.Bytes(), []byte("plain processes")) {
+	if os.Geteuid() == 0 && strings.Contains(c.log.String(), "plain processes") {
 		t.Log("namespaces are not permitted here: vms ran as plain processes")
 	} else if raw, _ := os.ReadFile(filepath.Join(folder, "console.log")); !bytes.Contains(raw, []byte("agent of job-a sees")) && os.Geteuid() == 0 {
 		t.Errorf("the agent does not see its host name: %q", raw)

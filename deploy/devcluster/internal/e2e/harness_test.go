@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -51,7 +52,7 @@ type cluster struct {
 	t   *testing.T
 	dir string
 	cmd *exec.Cmd
-	log *bytes.Buffer
+	log *safeBuffer
 
 	Kubeconfig  string            `json:"kubeconfig"`
 	URL         string            `json:"url"`
@@ -60,10 +61,28 @@ type cluster struct {
 	Kubeconfigs map[string]string `json:"kubeconfigs"`
 }
 
+// safeBuffer is read while the process still writes its log.
+type safeBuffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (s *safeBuffer) Write(p []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.Write(p)
+}
+
+func (s *safeBuffer) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.b.String()
+}
+
 // start runs `up` and waits for its line. The folder's machines are removed with the test, however it ends.
 func start(t *testing.T, dir string, args ...string) *cluster {
 	t.Helper()
-	c := &cluster{t: t, dir: dir, log: &bytes.Buffer{}}
+	c := &cluster{t: t, dir: dir, log: &safeBuffer{}}
 	c.cmd = exec.Command(binary, append([]string{"up", "--dir", dir}, args...)...)
 	c.cmd.Stderr = c.log
 	out, err := c.cmd.StdoutPipe()
