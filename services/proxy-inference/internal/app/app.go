@@ -134,6 +134,10 @@ type away struct {
 	log    hclog.Logger
 	keys   *keys.Table
 	routes *route.Table
+
+	// One line in the log for each absence, however long. Each is used by one
+	// goroutine alone.
+	keysAway, endpointsAway bool
 }
 
 func (a *away) start() {
@@ -143,6 +147,10 @@ func (a *away) start() {
 func (a *away) keysCame() {
 	a.health.Clear(health.ProxyWithoutKeys)
 	a.health.Clear(health.AppNodeUnreachable)
+	if a.keysAway {
+		a.log.Info("api keys are followed again")
+	}
+	a.keysAway = false
 }
 
 func (a *away) keysLost(err error) {
@@ -150,16 +158,28 @@ func (a *away) keysLost(err error) {
 	if since.IsZero() {
 		a.health.Raise(health.ProxyWithoutKeys, err)
 	}
-	a.health.Raise(health.AppNodeUnreachable, fmt.Sprintf("%v; %s", err, staleness("api keys", n, since)))
-	a.log.Warn("api keys are not followed", "cause", err)
+	a.health.Raise(health.AppNodeUnreachable, fmt.Sprintf("%s: %v", staleness("api keys", n, since), err))
+	if !a.keysAway {
+		a.log.Warn("api keys are not followed", "cause", err)
+	}
+	a.keysAway = true
 }
 
-func (a *away) endpointsCame() { a.health.Clear(health.OrkUnreachable) }
+func (a *away) endpointsCame() {
+	a.health.Clear(health.OrkUnreachable)
+	if a.endpointsAway {
+		a.log.Info("endpoints are followed again")
+	}
+	a.endpointsAway = false
+}
 
 func (a *away) endpointsLost(err error) {
 	n, since := a.routes.Status()
-	a.health.Raise(health.OrkUnreachable, fmt.Sprintf("%v; %s", err, staleness("endpoints", n, since)))
-	a.log.Warn("endpoints are not followed", "cause", err)
+	a.health.Raise(health.OrkUnreachable, fmt.Sprintf("%s: %v", staleness("endpoints", n, since), err))
+	if !a.endpointsAway {
+		a.log.Warn("endpoints are not followed", "cause", err)
+	}
+	a.endpointsAway = true
 }
 
 func staleness(what string, n int, since time.Time) string {

@@ -1,0 +1,139 @@
+package app
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"io"
+	"io/fs"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/goccy/go-yaml"
+)
+
+func TestTheExampleConfigurationIsTheDefaults(t *testing.T) {
+	t.Parallel()
+	data := must(os.ReadFile("../../proxy-inference.example.yaml"))
+	var example Config
+	if err := yaml.UnmarshalWithOptions(data, &example, yaml.DisallowUnknownField()); err != nil {
+		t.Fatal(err)
+	}
+	if faults := example.Validate(); len(faults) > 0 {
+		t.Fatal(faults)
+	}
+	defaults := Defaults()
+	if !slices.Equal(example.Mesh.Listen, defaults.Mesh.Listen) || example.StateDirectory != defaults.StateDirectory || example.Name != defaults.Name {
+		t.Error("the common part differs")
+	}
+	example.Base = defaults.Base
+	if a, b := must(json.Marshal(example)), must(json.Marshal(defaults)); !bytes.Equal(a, b) {
+		t.Errorf("the example differs from the defaults:\n%s\n%s", a, b)
+	}
+}
+
+func TestAWrongConfigurationNamesItsKeys(t *testing.T) {
+	t.Parallel()
+	cfg := Defaults()
+	cfg.HTTP.Listen, cfg.HTTP.BodyLimitMiB, cfg.Timeouts.Idle, cfg.Routing.ReplicaInFlight, cfg.Routing.LoadingHold = "x", 0, 0, 1000, -1
+	var fields []string
+	for _, f := range cfg.Validate() {
+		fields = append(fields, f.Field)
+	}
+	for _, want := range []string{"http.listen", "http.body_limit_mib", "timeouts.idle", "routing.replica_in_flight", "routing.loading_hold"} {
+		if !slices.Contains(fields, want) {
+			t.Errorf("%s is not named in %v", want, fields)
+		}
+	}
+}
+
+func TestTheDaemonServesOverTheMesh(t *testing.T) {
+	t.Parallel()
+	l := startLab(t)
+	e := &engine{chunks: 50, pace: time.Millisecond}
+	one, agent := l.replica(e)
+	two, _ := l.replica(e)
+	l.ork.put(endpointOf(one, two))
+	eventually(t, "the endpoint is known", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+
+	for range 10 {
+		if a := l.do("POST", chat, streamBody); a.body != e.whole() || a.err != nil {
+			t.Fatalf("stream: %d %q %v", a.status, a.body, a.err)
+		}
+	}
+	eventually(t, "usage reaches the ledger", func() bool {
+		n := 0
+		for _, u := range l.app.records() {
+			if u.GetCompletionTokens() == 50 && u.GetPromptTokens() == 2 && u.GetApiKeyId() == "k-1" {
+				n++
+			}
+		}
+		return n == 10
+	})
+
+	// Clients that leave free the engine and their key's places.
+	slow := &engine{chunks: 100000, pace: 5 * time.Millisecond}
+	three, _ := l.replica(slow)
+	l.ork.put(endpointOf(three))
+	eventually(t, "the slow one serves", func() bool {
+		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
+		defer cancel()
+		r := must(http.NewRequestWithContext(ctx, "POST", "http://proxy"+chat, strings.NewReader(streamBody)))
+		r.Header.Set("X-API-Key", l.full)
+		resp, err := l.client.Do(r)
+		if err != nil {
+			return false
+		}
+		defer resp.Body.Close()
+		io.Copy(io.Discard, resp.Body)
+		return slow.running.Load() > 0
+	})
+	eventually(t, "the engine is told that its client left", func() bool { return slow.running.Load() == 0 })
+
+	// An agent that goes away is not noticed while another serves.
+	l.ork.put(endpointOf(one, two))
+	eventually(t, "the fast ones serve", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+	l.close(agent)
+	for i := range 20 {
+		if a := l.do("POST", chat, streamBody); a.body != e.whole() || a.err != nil {
+			t.Fatalf("request %d after an agent left: %d %q %v", i, a.status, a.body, a.err)
+		}
+	}
+	l.ork.put(endpointOf(one))
+	eventually(t, "nobody serves", func() bool { return l.do("POST", chat, plainBody).status == 503 })
+	if a := l.do("POST", chat, plainBody); decode(t, a.body) != "replicas_unreachable" || a.header.Get("Retry-After") == "" {
+		t.Errorf("without a replica: %d %s", a.status, a.body)
+	}
+
+	// With the orchestrator and the ledger away requests are served and counted.
+	l.ork.put(endpointOf(two))
+	eventually(t, "the second serves", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+	l.app.away.Store(true)
+	l.close(l.orkNode)
+	eventually(t, "the status says that ork is away", func() bool {
+		return strings.Contains(l.status(), "ork_unreachable") && strings.Contains(l.status(), "stay in force")
+	})
+	before := len(l.app.records())
+	for range 5 {
+		if a := l.do("POST", chat, plainBody); a.status != 200 {
+			t.Fatalf("without ork: %d %s", a.status, a.body)
+		}
+	}
+	l.app.away.Store(false)
+	eventually(t, "kept records arrive", func() bool { return len(l.app.records()) >= before+5 })
+
+	l.stop()
+	var files []string
+	filepath.WalkDir(l.state, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.Type().IsRegular() {
+			files = append(files, path)
+		}
+		return nil
+	})
+	l.noSecret(files...)
+}
