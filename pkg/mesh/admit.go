@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/mesh/internal/frame"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/multiformats/go-multistream"
@@ -54,12 +55,12 @@ func (n *Node) introduceOnce(ctx context.Context, s *session) error {
 	defer stream.Close()
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
-	if err := writeFrame(stream, n.credentialForDial()); err != nil {
+	if err := frame.Write(stream, n.credentialForDial()); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s", s.peer)
 	}
 	var verdict meshv1.Verdict
-	if err := readFrame(stream, memberFrame, &verdict); err != nil {
+	if err := frame.Read(stream, frame.Member, &verdict); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s: no verdict", s.peer)
 	}
@@ -68,14 +69,14 @@ func (n *Node) introduceOnce(ctx context.Context, s *session) error {
 	}
 	caller, err := n.judge(ctx, s, verdict.GetCredential())
 	if err != nil {
-		_ = writeFrame(stream, refusal(err))
+		_ = frame.Write(stream, refusal(err))
 		part(stream)
 		n.refused(s, err)
 		return err
 	}
 	s.admit(caller, verdict.GetCredential())
 	n.learnKey(caller, verdict.GetNetworkKey())
-	if err := writeFrame(stream, n.verdictFor(caller, nil)); err != nil {
+	if err := frame.Write(stream, n.verdictFor(caller, nil)); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "answer %s", s.peer)
 	}
@@ -117,30 +118,30 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 	_ = stream.SetDeadline(time.Now().Add(admitLimit))
 	ctx, cancel := context.WithTimeout(n.ctx, admitLimit)
 	defer cancel()
-	limit := guestFrame
+	limit := frame.Guest
 	if _, ok := n.network.Member(s.peer); ok {
-		limit = memberFrame
+		limit = frame.Member
 	}
 	var shown meshv1.Credential
-	if err := readFrame(stream, limit, &shown); err != nil {
+	if err := frame.Read(stream, limit, &shown); err != nil {
 		_ = stream.ResetWithError(network.StreamProtocolViolation)
 		n.refused(s, err)
 		return err
 	}
 	caller, err := n.judge(ctx, s, &shown)
 	if err != nil {
-		_ = writeFrame(stream, refusal(err))
+		_ = frame.Write(stream, refusal(err))
 		part(stream)
 		n.refused(s, err)
 		return err
 	}
 	s.admit(caller, &shown) // before the verdict: its reader may open streams at once
-	if err := writeFrame(stream, n.verdictFor(caller, n.credentialForAnswer(&shown))); err != nil {
+	if err := frame.Write(stream, n.verdictFor(caller, n.credentialForAnswer(&shown))); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "answer %s", s.peer)
 	}
 	var theirs meshv1.Verdict
-	if err := readFrame(stream, memberFrame, &theirs); err != nil {
+	if err := frame.Read(stream, frame.Member, &theirs); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "be admitted by %s: no verdict", s.peer)
 	}
@@ -156,7 +157,7 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 func part(stream network.Stream) {
 	_ = stream.CloseWrite()
 	_ = stream.SetReadDeadline(time.Now().Add(partLimit))
-	_, _ = io.Copy(io.Discard, io.LimitReader(stream, guestFrame))
+	_, _ = io.Copy(io.Discard, io.LimitReader(stream, frame.Guest))
 }
 
 // verdictFor says yes.

@@ -253,9 +253,9 @@ func TestClientWithGrantReachesItsAgentsShellAlone(t *testing.T) {
 	client := newKey(t)
 	cli := l.start(client, func(o *mesh.Options) {
 		o.Network, o.DHT, o.Listen = l.bare(), mesh.DHTOff, nil
-		o.Credential = mesh.Grant(l.grant(client.ID(), mine.ID(), "j-0000000000001"))
+		o.Credential = mesh.Grant(l.grant(client.ID(), mine.ID(), "j-0000000000001", mine.Addresses()...))
 	})
-	shell, err := cli.OpenStream(within(t), mine.ID(), "ssh", mine.Addresses()...)
+	shell, err := cli.OpenStream(within(t), mine.ID(), "ssh")
 	if err != nil {
 		t.Fatal(err)
 	}

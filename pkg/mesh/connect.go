@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/trust"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/core/peerstore"
@@ -327,6 +328,11 @@ func (n *Node) recall(p peer.ID) {
 	for _, b := range n.bootstraps() {
 		if b.ID == p {
 			n.host.Peerstore().AddAddrs(p, b.Addrs, learnedTTL)
+		}
+	}
+	if own := n.credential(); own.kind == showsGrant {
+		if g, err := trust.OpenGrant(own.grant); err == nil && g.GetAgentKey() == p.String() {
+			n.learn(p, g.GetAgentAddresses())
 		}
 	}
 	if a := n.book.recall(p); a != nil {

@@ -299,12 +299,12 @@ func (l *lab) agentUntil(job string, until time.Time) (*identity.Key, []byte) {
 	return k, env
 }
 
-func (l *lab) grant(client, agent peer.ID, job string) []byte {
+func (l *lab) grant(client, agent peer.ID, job string, addresses ...string) []byte {
 	l.t.Helper()
 	id := l.founder.ID()
 	env, err := trust.SealGrant(l.app, &meshv1.Grant{
 		NetworkId: id[:], ClientKey: client.String(), AgentKey: agent.String(), JobId: job, Rights: []string{"shell"},
-		NotBefore: timestamppb.Now(), NotAfter: timestamppb.New(time.Now().Add(time.Hour)), Epoch: 1, UserId: "u-0000000000001",
+		NotBefore: timestamppb.Now(), NotAfter: timestamppb.New(time.Now().Add(time.Hour)), Epoch: 1, UserId: "u-0000000000001", AgentAddresses: addresses,
 	})
 	if err != nil {
 		l.t.Fatal(err)

@@ -23,8 +23,8 @@ const handshakeTimeout = 10 * time.Second
 
 // Open makes the one connection that a client's calls share. Its errors reach
 // the caller as they are. A connection with a method Ready(context.Context) error
-// is asked before each call that is to use it: its error ends the call, unless it
-// has closed the connection as well, which asks for a new one.
+// is asked before each call that is to use it: its error ends the call, except
+// net.ErrClosed, which asks for a new connection.
 type Open func(ctx context.Context) (net.Conn, error)
 
 // Client is a grpc.ClientConnInterface over connections from Open. It makes one
@@ -131,34 +131,24 @@ func (c *Client) NewStream(ctx context.Context, desc *grpc.StreamDesc, method st
 // gives up by its own context, the attempt goes on for the others.
 func (c *Client) get(ctx context.Context) (*link, error) {
 	c.mu.Lock()
-	if c.closed {
-		c.mu.Unlock()
-		return nil, ErrClosed
-	}
-	if c.link != nil && !c.link.dead() {
+	for !c.closed && c.link != nil && !c.link.dead() {
 		l := c.link
 		c.mu.Unlock()
-		r, ok := l.conn.Conn.(interface{ Ready(context.Context) error })
+		ready, ok := l.conn.Conn.(interface{ Ready(context.Context) error })
 		if !ok {
 			return l, nil
 		}
-		err := r.Ready(ctx)
-		if err == nil {
+		if err := ready.Ready(ctx); err == nil {
 			return l, nil
+		} else if !errors.Is(err, net.ErrClosed) {
+			return nil, err
 		}
+		l.conn.end() // forgets it, a new one is made below
 		c.mu.Lock()
-		if c.link == l {
-			c.mu.Unlock()
-			if !errors.Is(err, net.ErrClosed) {
-				return nil, err
-			}
-			l.conn.end()
-			c.mu.Lock()
-		}
-		if c.closed {
-			c.mu.Unlock()
-			return nil, ErrClosed
-		}
+	}
+	if c.closed {
+		c.mu.Unlock()
+		return nil, ErrClosed
 	}
 	o := c.opening
 	if o == nil {

@@ -1,4 +1,7 @@
-package mesh
+// Package frame is the form of the admit dialogue on the wire: a varint length and
+// one protobuf message. It reads what strangers send, so every length is bounded
+// before anything is allocated. It knows nothing of what the messages mean.
+package frame
 
 import (
 	"encoding/binary"
@@ -9,29 +12,29 @@ import (
 )
 
 const (
-	// guestFrame bounds a frame from a peer that nothing is known of.
-	guestFrame = 16 << 10
-	// memberFrame bounds a frame that may carry a roster.
-	memberFrame = 1 << 20
+	// Guest bounds a frame from a peer that nothing is known of.
+	Guest = 16 << 10
+	// Member bounds a frame that may carry a roster.
+	Member = 1 << 20
 )
 
-// writeFrame writes a varint length and the message, in one write.
-func writeFrame(w io.Writer, m proto.Message) error {
+// Write writes a varint length and the message, in one write.
+func Write(w io.Writer, m proto.Message) error {
 	body, err := proto.Marshal(m)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode an admit frame")
 	}
-	if len(body) > memberFrame {
-		return fault.New(fault.TooLarge, "encode an admit frame: %d bytes, at most %d", len(body), memberFrame)
+	if len(body) > Member {
+		return fault.New(fault.TooLarge, "encode an admit frame: %d bytes, at most %d", len(body), Member)
 	}
 	frame := binary.AppendUvarint(make([]byte, 0, len(body)+binary.MaxVarintLen32), uint64(len(body)))
 	_, err = w.Write(append(frame, body...))
 	return err
 }
 
-// readFrame reads one frame of at most limit bytes. It reads not one byte past
+// Read reads one frame of at most limit bytes. It reads not one byte past
 // the frame, and allocates no more than has arrived of a long one.
-func readFrame(r io.Reader, limit int, m proto.Message) error {
+func Read(r io.Reader, limit int, m proto.Message) error {
 	size, err := binary.ReadUvarint(byteReader{r})
 	if err != nil {
 		return fault.Wrap(fault.Invalid, err, "read an admit frame's length")

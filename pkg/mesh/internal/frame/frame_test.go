@@ -1,4 +1,4 @@
-package mesh
+package frame
 
 import (
 	"bytes"
@@ -12,12 +12,12 @@ import (
 func TestFrameGoesThereAndBack(t *testing.T) {
 	t.Parallel()
 	var b bytes.Buffer
-	if err := writeFrame(&b, &meshv1.Credential{Version: "v1"}); err != nil {
+	if err := Write(&b, &meshv1.Credential{Version: "v1"}); err != nil {
 		t.Fatal(err)
 	}
 	b.WriteString("rest")
 	var got meshv1.Credential
-	if err := readFrame(&b, guestFrame, &got); err != nil || got.GetVersion() != "v1" {
+	if err := Read(&b, Guest, &got); err != nil || got.GetVersion() != "v1" {
 		t.Fatalf("%v, %v", &got, err)
 	}
 	if b.String() != "rest" {
@@ -27,20 +27,20 @@ func TestFrameGoesThereAndBack(t *testing.T) {
 
 func TestBadFramesAreRefused(t *testing.T) {
 	t.Parallel()
-	long := binary.AppendUvarint(nil, guestFrame+1)
+	long := binary.AppendUvarint(nil, Guest+1)
 	for name, c := range map[string]struct {
 		frame []byte
 		kind  fault.Kind
 	}{
 		"empty":             {nil, fault.Invalid},
-		"oversized":         {append(long, make([]byte, guestFrame+1)...), fault.TooLarge},
+		"oversized":         {append(long, make([]byte, Guest+1)...), fault.TooLarge},
 		"huge length":       {binary.AppendUvarint(nil, 1<<62), fault.TooLarge},
 		"endless length":    {bytes.Repeat([]byte{0xff}, 20), fault.Invalid},
 		"truncated length":  {[]byte{0x80}, fault.Invalid},
 		"truncated message": {[]byte{5, 1, 2}, fault.Invalid},
 		"no protobuf":       {[]byte{3, 0xff, 0xff, 0xff}, fault.Invalid},
 	} {
-		if err := readFrame(bytes.NewReader(c.frame), guestFrame, &meshv1.Credential{}); fault.KindOf(err) != c.kind {
+		if err := Read(bytes.NewReader(c.frame), Guest, &meshv1.Credential{}); fault.KindOf(err) != c.kind {
 			t.Errorf("%s: %v, want kind %s", name, err, c.kind)
 		}
 	}
@@ -48,7 +48,7 @@ func TestBadFramesAreRefused(t *testing.T) {
 
 func FuzzFrame(f *testing.F) {
 	var b bytes.Buffer
-	_ = writeFrame(&b, &meshv1.Credential{Kind: &meshv1.Credential_JoinToken{JoinToken: "x"}, RosterVersion: 3})
+	_ = Write(&b, &meshv1.Credential{Kind: &meshv1.Credential_JoinToken{JoinToken: "x"}, RosterVersion: 3})
 	f.Add(b.Bytes())
 	f.Add([]byte{})
 	f.Add(binary.AppendUvarint(nil, 1<<40))
@@ -56,11 +56,11 @@ func FuzzFrame(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		r := bytes.NewReader(data)
 		var m meshv1.Credential
-		if err := readFrame(r, guestFrame, &m); err != nil {
+		if err := Read(r, Guest, &m); err != nil {
 			return
 		}
 		size, k := binary.Uvarint(data)
-		if used := len(data) - r.Len(); k <= 0 || used != k+int(size) || size > guestFrame {
+		if used := len(data) - r.Len(); k <= 0 || used != k+int(size) || size > Guest {
 			t.Errorf("read %d bytes of a frame of %d", used, size)
 		}
 	})
