@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"bufio"
+	"context"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/json"
@@ -237,7 +238,10 @@ type follow struct {
 
 func (l *lab) follow(jobID, token string) *follow {
 	l.t.Helper()
-	response := must(http.DefaultClient.Do(l.request("GET", "/api/v1/jobs/"+jobID+"/events", token, nil)))
+	// A stream that stays silent for ever fails the test instead of holding it.
+	ctx, cancel := context.WithTimeout(l.t.Context(), time.Minute)
+	l.t.Cleanup(cancel)
+	response := must(http.DefaultClient.Do(l.request("GET", "/api/v1/jobs/"+jobID+"/events", token, nil).WithContext(ctx)))
 	if response.StatusCode != 200 || response.Header.Get("Content-Type") != "text/event-stream" {
 		l.t.Fatalf("events: %d %s", response.StatusCode, response.Header.Get("Content-Type"))
 	}
