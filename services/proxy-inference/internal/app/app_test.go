@@ -137,3 +137,46 @@ func TestTheDaemonServesOverTheMesh(t *testing.T) {
 	})
 	l.noSecret(files...)
 }
+
+func TestABlackHoleIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
+	l := startLab(t)
+	e := &engine{chunks: 3, pace: time.Millisecond}
+	one, _ := l.replica(e)
+	swallow := l.tunnel(one)
+	two, _ := l.replica(e)
+	l.ork.put(endpointOf(one))
+	eventually(t, "the one in the tunnel serves", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+	l.ork.put(endpointOf(one, two))
+	eventually(t, "both serve", func() bool {
+		for range 10 {
+			if l.do("POST", chat, plainBody).status != 200 {
+				return false
+			}
+		}
+		return true
+	})
+
+	swallow.Store(true)
+	began := time.Now()
+	answers := make(chan answer)
+	for range 5 {
+		go func() { answers <- l.do("POST", chat, streamBody) }()
+	}
+	for range 5 {
+		if a := <-answers; a.body != e.whole() || a.err != nil {
+			t.Errorf("into the black hole: %d %q %v", a.status, a.body, a.err)
+		}
+	}
+	for i := range 15 {
+		if a := l.do("POST", chat, plainBody); a.status != 200 {
+			t.Errorf("request %d: %d %q", i, a.status, a.body)
+		}
+	}
+	t.Logf("20 requests took %s", time.Since(began).Round(time.Millisecond))
+
+	// Healed, it is used again without anybody's help.
+	swallow.Store(false)
+	l.ork.put(endpointOf(one))
+	eventually(t, "the healed one serves", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+}

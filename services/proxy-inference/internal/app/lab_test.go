@@ -329,6 +329,59 @@ func (l *lab) replica(e *engine) (*orkv1.EndpointReplica, *mesh.Node) {
 	return &orkv1.EndpointReplica{AttemptId: attempt, AgentKey: key.ID().String(), AgentAddresses: n.Addresses(), State: orkv1.State_STATE_RUNNING, Ready: true}, n
 }
 
+// tunnel puts a forwarder before an agent, which can swallow all bytes.
+func (l *lab) tunnel(r *orkv1.EndpointReplica) (swallow *atomic.Bool) {
+	l.t.Helper()
+	var target, suffix string
+	for _, a := range r.GetAgentAddresses() {
+		if rest, ok := strings.CutPrefix(a, "/ip4/127.0.0.1/tcp/"); ok {
+			port, id, _ := strings.Cut(rest, "/")
+			target, suffix = "127.0.0.1:"+port, "/"+id
+		}
+	}
+	listener := must(net.Listen("tcp", "127.0.0.1:0"))
+	_, port, _ := net.SplitHostPort(listener.Addr().String())
+	r.AgentAddresses = []string{"/ip4/127.0.0.1/tcp/" + port + suffix}
+	swallow = &atomic.Bool{}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	l.t.Cleanup(func() { cancel(); listener.Close(); running.Wait() })
+	pass := func(to, from net.Conn) {
+		defer running.Done()
+		b := make([]byte, 32<<10)
+		for {
+			n, err := from.Read(b)
+			if err != nil {
+				to.Close()
+				return
+			}
+			if !swallow.Load() {
+				to.Write(b[:n])
+			}
+		}
+	}
+	running.Add(1)
+	go func() {
+		defer running.Done()
+		for {
+			near, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			far, err := net.Dial("tcp", target)
+			if err != nil {
+				near.Close()
+				continue
+			}
+			context.AfterFunc(ctx, func() { near.Close(); far.Close() })
+			running.Add(2)
+			go pass(far, near)
+			go pass(near, far)
+		}
+	}()
+	return swallow
+}
+
 func endpointOf(replicas ...*orkv1.EndpointReplica) *orkv1.Endpoint {
 	return &orkv1.Endpoint{Id: "ep-1", JobId: "j-1", ProjectId: "p-1", ModelNames: []string{"m"}, RequireAuthorization: true, JobState: orkv1.State_STATE_RUNNING, Replicas: replicas}
 }

@@ -266,14 +266,21 @@ func (e *Endpoint) ready() bool {
 // loading tells whether a replica is on its way to serving.
 func (e *Endpoint) loading() bool {
 	for _, r := range e.replicas {
-		switch r.state {
-		case orkv1.State_STATE_PROVISIONING, orkv1.State_STATE_STARTING, orkv1.State_STATE_RUNNING:
-			if !r.draining {
-				return true
-			}
+		if r.state == orkv1.State_STATE_PROVISIONING || r.state == orkv1.State_STATE_STARTING {
+			return true
 		}
 	}
 	return e.State == orkv1.State_STATE_PROVISIONING || e.State == orkv1.State_STATE_STARTING
+}
+
+// lost tells whether a replica runs whose agent is away at the moment.
+func (e *Endpoint) lost() bool {
+	for _, r := range e.replicas {
+		if r.state == orkv1.State_STATE_RUNNING && !r.ready && !r.draining {
+			return true
+		}
+	}
+	return false
 }
 
 func over(s orkv1.State) bool {

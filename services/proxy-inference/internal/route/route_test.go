@@ -105,7 +105,7 @@ func TestEachWayOfNotServingHasItsReason(t *testing.T) {
 	}{
 		{endpoint("ep-1", orkv1.State_STATE_QUEUED), nil, Waiting},
 		{endpoint("ep-1", starting, replica("a-1", starting)), nil, Loading},
-		{endpoint("ep-1", running, lost), nil, Loading},
+		{endpoint("ep-1", running, lost), nil, None},
 		{endpoint("ep-1", running, draining), nil, None},
 		{endpoint("ep-1", orkv1.State_STATE_FAILED, replica("a-1", running)), nil, Ended},
 		{endpoint("ep-1", running, replica("a-1", running)), []string{"a-1"}, Tried},

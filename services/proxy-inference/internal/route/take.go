@@ -37,6 +37,8 @@ type Refusal struct {
 	Message string
 	// RetryAfter is when it may be worth to ask again; zero for unknown.
 	RetryAfter time.Duration
+	// hold: it may pass by itself within the time that a request waits.
+	hold bool
 }
 
 // Lease is one request's place on a replica. Release it on every path.
@@ -48,11 +50,11 @@ type Lease struct {
 }
 
 // Take gives a request a replica of an endpoint that is not among those tried.
-// While none is ready and one is on its way it waits, up to the hold and as
+// While none is ready and one is on its way, or may come back, it waits, up to the hold and as
 // long as ctx lives. It never waits when something was tried already.
 func (t *Table) Take(ctx context.Context, endpointID string, affinity uint64, tried []string) (*Lease, *Refusal) {
 	lease, refusal, changed := t.take(endpointID, affinity, tried)
-	if lease != nil || refusal.Reason != Loading || len(tried) > 0 || !t.hold() {
+	if lease != nil || !refusal.hold || len(tried) > 0 || !t.hold() {
 		return lease, refusal
 	}
 	defer t.unhold()
@@ -62,7 +64,7 @@ func (t *Table) Take(ctx context.Context, endpointID string, affinity uint64, tr
 		select {
 		case <-changed:
 			lease, refusal, changed = t.take(endpointID, affinity, tried)
-			if lease != nil || refusal.Reason != Loading {
+			if lease != nil || !refusal.hold {
 				return lease, refusal
 			}
 		case <-timer.C:
@@ -148,11 +150,11 @@ func (t *Table) refuse(e *Endpoint, tried []string) *Refusal {
 	case len(tried) > 0:
 		return &Refusal{Reason: Tried, RetryAfter: 2 * time.Second, Message: "no replica of this model could be reached"}
 	case e.loading():
-		return &Refusal{Reason: Loading, RetryAfter: 10 * time.Second, Message: "the model is loading" + detail}
+		return &Refusal{Reason: Loading, RetryAfter: 10 * time.Second, hold: true, Message: "the model is loading" + detail}
 	case e.State == orkv1.State_STATE_QUEUED || e.State == orkv1.State_STATE_RESERVING:
 		return &Refusal{Reason: Waiting, RetryAfter: 30 * time.Second, Message: "the job behind this model waits for capacity" + detail}
 	default:
-		return &Refusal{Reason: None, RetryAfter: 5 * time.Second, Message: "no replica of this model is ready" + detail}
+		return &Refusal{Reason: None, RetryAfter: 5 * time.Second, hold: e.lost(), Message: "no replica of this model is ready" + detail}
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 
+	"github.com/cosmicac/cosmicac/pkg/fault"
 	appv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/app/v1"
 )
 
@@ -44,6 +45,7 @@ type Recorder struct {
 
 	lost atomic.Int64
 	full atomic.Bool
+	size int // of the next call; 1 while a record that is refused is looked for
 }
 
 // Status is how the spool stands.
@@ -68,7 +70,7 @@ func Open(o Options) (*Recorder, error) {
 	if n, _ := s.size(); n > 0 {
 		o.Log.Info("usage records from before the start wait for app-node", "records", n)
 	}
-	return &Recorder{o: o, spool: s, queue: make(chan *appv1.UsageRecord, queued), wake: make(chan struct{}, 1)}, nil
+	return &Recorder{o: o, spool: s, size: batch, queue: make(chan *appv1.UsageRecord, queued), wake: make(chan struct{}, 1)}, nil
 }
 
 // Record takes one record and returns at once. The record is the Recorder's then.
@@ -159,7 +161,7 @@ func (r *Recorder) send(ctx context.Context) {
 	pause := r.o.SendInterval
 	failing := false
 	for {
-		n, err := r.sendBatch(ctx)
+		more, err := r.sendBatch(ctx)
 		switch {
 		case err != nil && ctx.Err() == nil:
 			if !failing {
@@ -172,7 +174,7 @@ func (r *Recorder) send(ctx context.Context) {
 				r.o.Log.Info("app-node takes usage records again")
 			}
 			failing, pause = false, r.o.SendInterval
-			if n == batch {
+			if more {
 				continue
 			}
 		}
@@ -183,7 +185,7 @@ func (r *Recorder) send(ctx context.Context) {
 			return
 		case <-timer.C:
 		}
-		if !failing && n < batch {
+		if !failing {
 			// Idle until there is something, so that a quiet proxy reads no disk.
 			if records, _ := r.spool.size(); records == 0 {
 				select {
@@ -196,15 +198,29 @@ func (r *Recorder) send(ctx context.Context) {
 	}
 }
 
-func (r *Recorder) sendBatch(ctx context.Context) (int, error) {
-	records, m, err := r.spool.peek(batch)
+// sendBatch makes one call, and tells whether another is due at once. A record
+// that app-node refuses for what it is, which only a defect can cause, is found,
+// told and dropped, so that it holds up no other.
+func (r *Recorder) sendBatch(ctx context.Context) (more bool, err error) {
+	records, m, err := r.spool.peek(r.size)
 	if err != nil || len(records) == 0 {
-		return 0, err
+		return false, err
 	}
+	more = len(records) == r.size
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	if err := r.o.Send(ctx, records); err != nil {
-		return 0, err
+	err = r.o.Send(ctx, records)
+	switch kind := fault.KindOf(err); {
+	case err == nil:
+		r.size = min(2*r.size, batch)
+	case kind != fault.Invalid && kind != fault.TooLarge:
+		return false, err
+	case len(records) > 1:
+		r.size = len(records) / 2
+		return true, nil
+	default:
+		r.lost.Add(1)
+		r.o.Log.Error("app-node refuses a usage record; it is dropped", "record", records[0].GetId(), "cause", err)
 	}
-	return len(records), r.spool.forget(m)
+	return more, r.spool.forget(m)
 }

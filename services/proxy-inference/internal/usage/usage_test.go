@@ -13,6 +13,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
 
+	"github.com/cosmicac/cosmicac/pkg/fault"
 	appv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/app/v1"
 )
 
@@ -26,6 +27,7 @@ type ledger struct {
 	seen  map[string]int
 	order []string
 	calls int
+	bad   string // an id that is refused for what it is
 }
 
 func (l *ledger) send(_ context.Context, records []*appv1.UsageRecord) error {
@@ -38,6 +40,11 @@ func (l *ledger) send(_ context.Context, records []*appv1.UsageRecord) error {
 		return fmt.Errorf("%d records in a call", len(records))
 	}
 	l.calls++
+	for _, r := range records {
+		if r.GetId() == l.bad {
+			return fault.New(fault.Invalid, "a bad record")
+		}
+	}
 	for _, r := range records {
 		if l.seen[r.GetId()]++; l.seen[r.GetId()] == 1 {
 			l.order = append(l.order, r.GetId())
@@ -194,5 +201,16 @@ func TestSpoolFilesAreForTheirOwnerOnly(t *testing.T) {
 		if info.Mode().Perm()&0o077 != 0 {
 			t.Errorf("%s has mode %v", f, info.Mode())
 		}
+	}
+}
+
+func TestOneBadRecordHoldsUpNoOther(t *testing.T) {
+	t.Parallel()
+	l := &ledger{seen: map[string]int{}, bad: "us-000777"}
+	r, _ := start(t, t.TempDir(), 1<<30, l)
+	record(r, 0, 3000)
+	until(t, "the others sent", func() bool { return len(l.ids()) == 2999 && r.Status().Records == 0 })
+	if s := r.Status(); s.Lost != 1 {
+		t.Errorf("%+v", s)
 	}
 }
