@@ -48,6 +48,8 @@ type Worker struct {
 	Hub    *report.Hub
 	// Tasks in the order of starting; stop them in reverse.
 	Tasks []Task
+
+	client *cluster.Client
 }
 
 // Build puts a worker together. Nothing runs and nothing is dialled yet.
@@ -122,7 +124,7 @@ func Build(s Setup) (*Worker, error) {
 		Server: &api.Server{
 			RackID: c.Rack.ID, Engine: engine, Hub: hub, Entry: entry, Tenure: hold, Log: s.Log.Named("api"), Answers: api.NewAnswers(s.Metrics),
 		},
-		Entry: entry, Tenure: hold, Hub: hub,
+		Entry: entry, Tenure: hold, Hub: hub, client: client,
 		Tasks: []Task{
 			{"kubeconfig", conn.Run},
 			{"lease", hold.Run},

@@ -83,9 +83,9 @@ func (e *Engine) applyAgain(ctx context.Context, a *attempt, req *workerv1.Apply
 	}
 	missing := false
 	for k := range a.rec.Nodes {
-		missing = missing || !a.secrets[k] && len(a.vmis) == 0
+		missing = missing || !a.secrets[k] && len(a.vmis) == 0 && (k >= len(a.seeds) || a.seeds[k] == nil)
 	}
-	if missing && len(a.seeds) == 0 {
+	if missing {
 		seeds, err := e.seeds(req, a.rec)
 		if err != nil {
 			a.mu.Unlock()
@@ -110,7 +110,7 @@ func (e *Engine) writeSeeds(ctx context.Context, a *attempt) error {
 	for k := range a.rec.Nodes {
 		err := e.ensureSecret(ctx, a, k)
 		var refused *refusal
-		if err != nil && !errors.As(err, &refused) && !errors.Is(err, errWaiting) {
+		if err != nil && !errors.As(err, &refused) {
 			return fault.Wrap(fault.Unavailable, err, "write the seed of %s", a.rec.AttemptID)
 		}
 	}

@@ -227,6 +227,7 @@ func (e *Engine) Statuses() []*workerv1.AttemptStatus {
 }
 
 // adopt enters an attempt that has an anchor and gives it back. Seeds may be nil.
+// It must not be called with an attempt's lock held.
 func (e *Engine) adopt(cm *corev1.ConfigMap, seeds []map[string][]byte) *attempt {
 	read, err := claim.ReadAnchor(cm)
 	if errors.Is(err, claim.ErrForeign) {
@@ -262,6 +263,14 @@ func (e *Engine) adopt(cm *corev1.ConfigMap, seeds []map[string][]byte) *attempt
 		e.attempts[id] = a
 	}
 	e.mu.Unlock()
+	if seeds != nil {
+		// The anchor's own event may have entered the attempt before its maker did.
+		a.mu.Lock()
+		if a.seeds == nil {
+			a.seeds = seeds
+		}
+		a.mu.Unlock()
+	}
 	e.o.Book.Restore(a.rec.Claim())
 	e.queue.Add(id)
 	e.o.Changed()
