@@ -11,6 +11,7 @@ import (
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/identity"
+	"github.com/cosmicac/cosmicac/pkg/trust"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
 )
 
@@ -61,7 +62,8 @@ func CheckSeed(s *agentv1.Seed) error {
 		}
 	}
 	isKey := func(text string) bool { _, err := identity.ParseID(text); return err == nil }
-	rule(len(s.GetNetworkId()) == 16, "network_id", "must be 16 bytes")
+	_, err := trust.ParseNetworkID(s.GetNetworkId())
+	rule(err == nil, "network_id", "must be 16 bytes that are not all zero")
 	rule(len(s.GetRootKeys()) > 0, "root_keys", "must name at least one key")
 	for i, k := range s.GetRootKeys() {
 		rule(isKey(k), fmt.Sprintf("root_keys[%d]", i), "must be a key")
@@ -76,7 +78,7 @@ func CheckSeed(s *agentv1.Seed) error {
 	rule(!strings.ContainsAny(s.GetAttemptId(), "/\x00"), "attempt_id", "must not hold a slash")
 	rule(s.GetMeshPort() <= 65535, "mesh_port", "must be at most 65535")
 	if s.GetMeshListen() != "" {
-		_, err := netip.ParseAddr(s.GetMeshListen())
+		_, err = netip.ParseAddr(s.GetMeshListen())
 		rule(err == nil, "mesh_listen", "must be an IP address")
 	}
 	rule(!strings.ContainsAny(s.GetDefaultUser(), ":/\n\x00"), "default_user", "must be a login name")
