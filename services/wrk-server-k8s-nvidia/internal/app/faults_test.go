@@ -177,9 +177,9 @@ func TestGPUsAreHeldUntilTheLauncherPodIsGone(t *testing.T) {
 	d := start(t)
 	w := begin(t, d, "stuck", func(s *Setup) { s.Config.Deadlines.Deletion = 3 * time.Second }).serves()
 	job, attempt := id(t, "j"), id(t, "a")
+	d.fault(t, "stuck-terminating", "stuck-gpu-00") // read each second, sooner than a machine is up
 	w.claim(request("stuck", job, attempt, 2))
 	w.until(attempt, up1)
-	d.fault(t, "stuck-terminating", "stuck-gpu-00")
 	w.remove(attempt)
 	eventually(t, "an alarm is raised", func() string {
 		if !w.health.Has(health.CleanupPending) {

@@ -22,6 +22,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"github.com/cosmicac/cosmicac/pkg/daemon"
 	"github.com/cosmicac/cosmicac/pkg/health"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
@@ -46,6 +47,7 @@ var pools = map[string]string{
 	"node": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "stuck": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"foreign": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB", "pair": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"login": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "orphan": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"daemon": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "chaos": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
 
@@ -65,6 +67,10 @@ var (
 func TestMain(m *testing.M) {
 	if os.Getenv(helperEnv) != "" {
 		os.Exit(helper())
+	}
+	if os.Getenv(asDaemon) != "" {
+		daemon.Main("wrk-server-k8s-nvidia", Defaults, func(c *Config) *daemon.Base { return &c.Base }, Run)
+		return
 	}
 	code := m.Run()
 	if running != nil {

@@ -19,6 +19,8 @@ const (
 	helperEnv  = "COSMICAC_TEST_HELPER_RACK"
 	helperReq  = "COSMICAC_TEST_HELPER_REQUEST"
 	helperFile = "COSMICAC_TEST_HELPER_KUBECONFIG"
+	// asDaemon makes it the whole daemon.
+	asDaemon = "COSMICAC_TEST_AS_DAEMON"
 )
 
 // helper is a worker that applies one attempt and goes on until it is killed.

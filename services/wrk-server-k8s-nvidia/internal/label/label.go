@@ -1,7 +1,7 @@
 // Package label names the labels and annotations that the worker writes on
 // cluster objects and reads back, and makes values fit for them.
 //
-// It holds names only; what carries which is decided in package graph.
+// It holds names only; it does not say what carries which: package graph does.
 package label
 
 import (
