@@ -83,6 +83,8 @@ func (s *Signer) Sign(r Request) (Granted, error) {
 		Rights:         rights,
 		NotBefore:      timestamppb.New(now),
 		NotAfter:       timestamppb.New(now.Add(s.Validity)),
+		// The first epoch: ork voids lower ones with its first order to an agent.
+		Epoch:          1,
 		UserId:         r.UserID,
 		AgentAddresses: addresses(attempt.GetAgentAddresses()),
 		SshHostKey:     bounded(attempt.GetSshHostKey(), 4<<10),

@@ -9,7 +9,6 @@ import (
 	"context"
 	"crypto/rand"
 	"fmt"
-	"math"
 	"sync"
 	"time"
 
@@ -76,27 +75,22 @@ func (i *Instance) changed() {
 	i.agent.Changed()
 }
 
-// Register answers SSH for clients with a grant, and shells for app-node, which
-// has its browser users prove themselves with one-use tickets.
+// Register answers SSH for clients with a grant, and for nobody else.
 func (i *Instance) Register(n *mesh.Node) {
-	n.Handle(StreamName, &meshv1.Right{Clients: true, Roles: []meshv1.Role{meshv1.Role_ROLE_APP_NODE}}, i.serve)
+	n.Handle(StreamName, &meshv1.Right{Clients: true}, i.serve)
 }
 
 func (i *Instance) serve(ctx context.Context, s *mesh.Stream) {
 	caller := s.Caller()
 	access := ssh.Access{Client: caller.ID.String()}
-	switch {
-	case caller.Grant != nil:
-		if job := caller.Grant.GetJobId(); job != i.agent.Seed().GetJobId() {
-			i.agent.Log().Warn("ssh refused, the grant is for another job", "client", caller.ID, "job", job)
-			return
-		}
-		access.Rights, access.User, access.Epoch = caller.Grant.GetRights(), caller.Grant.GetUserId(), caller.Grant.GetEpoch()
-	case caller.Has(meshv1.Role_ROLE_APP_NODE):
-		access.Rights, access.User, access.Epoch = []string{string(ssh.RightShell)}, "app-node", math.MaxUint64
-	default:
+	if caller.Grant == nil {
 		return
 	}
+	if job := caller.Grant.GetJobId(); job != i.agent.Seed().GetJobId() {
+		i.agent.Log().Warn("ssh refused, the grant is for another job", "client", caller.ID, "job", job)
+		return
+	}
+	access.Rights, access.User, access.Epoch = caller.Grant.GetRights(), caller.Grant.GetUserId(), caller.Grant.GetEpoch()
 	if err := i.shell.Serve(ctx, s, access); err != nil {
 		i.agent.Log().Info("ssh connection refused", "client", caller.ID, "error", err)
 	}
