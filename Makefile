@@ -1,7 +1,6 @@
 # Thin: every target calls a script or one command. `make help` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-export CGO_ENABLED ?= 0
 
 .PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end lint generate install clean
 

@@ -12,7 +12,7 @@ go mod download
 
 # The embedded cluster: Kubernetes itself, so its key is its own sources only.
 devcluster_key=$(find deploy/devcluster -type f \( -name '*.go' -o -name '*.mod' -o -name '*.sum' -o -name '*.yaml' -o -name '*.sh' \) -not -name '*_test.go' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
-devcluster_build() { deploy/devcluster/build.sh "$out"; }
+devcluster_build() { CGO_ENABLED=1 deploy/devcluster/build.sh "$out"; }
 cached cosmicac-devcluster "$devcluster_key" devcluster_build
 tool caddy github.com/caddyserver/caddy/v2/cmd/caddy
 

@@ -13,6 +13,10 @@ fi
 cache="${XDG_CACHE_HOME:-$HOME/.cache}/cosmicac"
 mkdir -p "$cache"
 
+# Static binaries: agents run in any image. The race detector and the embedded
+# cluster set it to 1 for themselves.
+export CGO_ENABLED=0
+
 started=$SECONDS
 say() { printf '\033[1m[%3dm%02ds]\033[0m %s\n' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)) "$*"; }
 

@@ -14,7 +14,7 @@ for part in "${parts[@]}"; do
     ;;
   cluster)
     say "tests of the embedded cluster"
-    (cd deploy/devcluster && GOWORK=off GOFLAGS=-trimpath go test -vet=off -count=1 -timeout 20m ./...)
+    (cd deploy/devcluster && CGO_ENABLED=1 GOWORK=off GOFLAGS=-trimpath go test -vet=off -count=1 -timeout 20m ./...)
     ;;
   ui)
     say "tests of the web interface"

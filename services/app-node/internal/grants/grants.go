@@ -76,13 +76,13 @@ func (s *Signer) Sign(r Request) (Granted, error) {
 	network := s.Network.ID()
 	now := s.Now().UTC().Truncate(time.Second)
 	grant := &meshv1.Grant{
-		NetworkId:      network[:],
-		ClientKey:      client.String(),
-		AgentKey:       agent.String(),
-		JobId:          r.Job.GetId(),
-		Rights:         rights,
-		NotBefore:      timestamppb.New(now),
-		NotAfter:       timestamppb.New(now.Add(s.Validity)),
+		NetworkId: network[:],
+		ClientKey: client.String(),
+		AgentKey:  agent.String(),
+		JobId:     r.Job.GetId(),
+		Rights:    rights,
+		NotBefore: timestamppb.New(now),
+		NotAfter:  timestamppb.New(now.Add(s.Validity)),
 		// The first epoch: ork voids lower ones with its first order to an agent.
 		Epoch:          1,
 		UserId:         r.UserID,
