@@ -37,8 +37,8 @@ const (
 
 	DefaultCPUCoresPerGPU  = 8
 	DefaultMemoryGiBPerGPU = 32
-	// DefaultInferenceDiskGiB is for Managed Inference, whose form has no disk.
-	DefaultInferenceDiskGiB = 100
+	// DefaultDiskGiB is a root disk that nobody sized.
+	DefaultDiskGiB = 100
 
 	environmentEntries = 256
 	environmentBytes   = 128 << 10
@@ -195,11 +195,11 @@ func (p *problems) hardware(s *orkv1.JobSpec) {
 	} else if s.MemoryGibPerGpu == 0 {
 		s.MemoryGibPerGpu = DefaultMemoryGiBPerGPU
 	}
-	if s.DiskGib == 0 && s.Kind == orkv1.JobKind_JOB_KIND_MANAGED_INFERENCE {
-		s.DiskGib = DefaultInferenceDiskGiB
+	if s.DiskGib == 0 {
+		s.DiskGib = DefaultDiskGiB
 	}
-	if s.DiskGib < 1 || s.DiskGib > DiskGiB {
-		p.add("disk_gib", "is %d; 1 to %d are allowed", s.DiskGib, DiskGiB)
+	if s.DiskGib > DiskGiB {
+		p.add("disk_gib", "is %d; 0 (for %d) to %d are allowed", s.DiskGib, DefaultDiskGiB, DiskGiB)
 	}
 }
 
