@@ -7,9 +7,6 @@ version=$(git describe --tags --always --dirty 2>/dev/null || echo dev)
 # No -trimpath: the linters and tests then share what was compiled.
 flags=(-ldflags "-s -w -X github.com/cosmicac/cosmicac/pkg/daemon.Version=$version")
 
-say "fetching Go modules"
-go mod download
-
 # The embedded cluster: Kubernetes itself, so its key is its own sources only.
 devcluster_key=$(find deploy/devcluster -type f \( -name '*.go' -o -name '*.mod' -o -name '*.sum' -o -name '*.yaml' -o -name '*.sh' \) -not -name '*_test.go' -print0 | sort -z | xargs -0 sha256sum | sha256sum | cut -c1-16)
 devcluster_build() { CGO_ENABLED=1 deploy/devcluster/build.sh "$out"; }
