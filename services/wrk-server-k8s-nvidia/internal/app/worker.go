@@ -59,6 +59,7 @@ func Build(s Setup) (*Worker, error) {
 	var hub *report.Hub
 	var engine *graph.Engine
 	var conn *cluster.Connection
+	var view *cluster.View
 	requests := prometheus.NewCounterVec(prometheus.CounterOpts{
 		Name: "cosmicac_rack_cluster_requests_total", Help: "Requests to the Kubernetes API, by method and class of the answer.",
 	}, []string{"method", "class"})
@@ -68,6 +69,9 @@ func Build(s Setup) (*Worker, error) {
 	conn, err := cluster.NewConnection(cluster.ConnectionOptions{
 		Kubeconfig: c.Kubeconfig, Now: s.Now, Log: s.Log.Named("cluster"),
 		Changed: func() {
+			if fault := conn.Fault(); fault.Code == cluster.FaultNone {
+				view.Hurry()
+			}
 			showFault(s.Health, conn.Server(), conn.Fault())
 			hub.Changed()
 		},
@@ -88,7 +92,7 @@ func Build(s Setup) (*Worker, error) {
 	})
 
 	// What the cluster shows, and what it is worth.
-	view := cluster.NewView(client, cluster.ViewOptions{
+	view = cluster.NewView(client, cluster.ViewOptions{
 		Rack: c.Rack.ID, Network: s.Network, NodeSelector: c.NodeSelector, Relist: c.Relist, Log: s.Log.Named("view"),
 		Changed: func(change cluster.Change) { engine.Touch(change) },
 	})

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
 	authorizationv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -42,6 +43,11 @@ func NewClient(conn *Connection, namespace, userAgent string) (*Client, error) {
 		Burst:     requestBurst,
 		UserAgent: userAgent,
 	}
+	// JSON is what the API server checks for unknown fields; the compact form is
+	// taken where it is served.
+	config.ContentType = runtime.ContentTypeJSON
+	own := rest.CopyConfig(config)
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	http, err := rest.HTTPClientFor(config)
 	if err != nil {
 		return nil, err
@@ -59,10 +65,10 @@ func NewClient(conn *Connection, namespace, userAgent string) (*Client, error) {
 	if c.Authorization, err = authorizationv1.NewForConfigAndClient(config, http); err != nil {
 		return nil, err
 	}
-	if c.KubeVirt, err = kubevirtv1.NewForConfigAndClient(config, http); err != nil {
+	if c.KubeVirt, err = kubevirtv1.NewForConfigAndClient(own, http); err != nil {
 		return nil, err
 	}
-	if c.CDI, err = cdiv1beta1.NewForConfigAndClient(config, http); err != nil {
+	if c.CDI, err = cdiv1beta1.NewForConfigAndClient(own, http); err != nil {
 		return nil, err
 	}
 	return c, nil

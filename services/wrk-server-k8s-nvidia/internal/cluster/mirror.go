@@ -16,7 +16,7 @@ const (
 	listTimeout = 60 * time.Second
 	listPage    = 500
 	backoffMin  = 500 * time.Millisecond
-	backoffMax  = 20 * time.Second
+	backoffMax  = 15 * time.Second
 )
 
 // page is one answer to a list.
@@ -46,6 +46,7 @@ type mirror[T metav1.Object] struct {
 	relist  time.Duration
 	log     hclog.Logger
 	changed func(T) // called without locks held, for new, changed and removed ones
+	hurry   chan struct{}
 
 	mu     sync.RWMutex
 	items  map[string]T
@@ -54,7 +55,7 @@ type mirror[T metav1.Object] struct {
 }
 
 func newMirror[T metav1.Object](s source[T], relist time.Duration, log hclog.Logger, changed func(T)) *mirror[T] {
-	return &mirror[T]{source: s, relist: relist, log: log, changed: changed, items: map[string]T{}}
+	return &mirror[T]{source: s, relist: relist, log: log, changed: changed, items: map[string]T{}, hurry: make(chan struct{}, 1)}
 }
 
 func key(o metav1.Object) string { return o.GetNamespace() + "/" + o.GetName() }
@@ -87,6 +88,9 @@ func (m *mirror[T]) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
+		case <-m.hurry:
+			wait = backoffMin
+			continue
 		case <-time.After(wait/2 + rand.N(wait)):
 		}
 		wait = min(2*wait, backoffMax)
@@ -175,6 +179,14 @@ func (m *mirror[T]) follow(ctx context.Context, version string) (time.Duration, 
 			m.mu.Unlock()
 			m.changed(item)
 		}
+	}
+}
+
+// kick ends a pause between two tries.
+func (m *mirror[T]) kick() {
+	select {
+	case m.hurry <- struct{}{}:
+	default:
 	}
 }
 

@@ -176,6 +176,15 @@ func (v *View) Run(ctx context.Context) error {
 	return nil
 }
 
+// Hurry has whatever waits between two tries tried at once: the cluster answers again.
+func (v *View) Hurry() {
+	for _, kick := range []func(){
+		v.nodes.kick, v.pods.kick, v.vmis.kick, v.disks.kick, v.claims.kick, v.anchors.kick, v.kubevirts.kick,
+	} {
+		kick()
+	}
+}
+
 // Synced is true once everything was listed once.
 func (v *View) Synced() bool {
 	return v.nodes.hasSynced() && v.pods.hasSynced() && v.vmis.hasSynced() && v.disks.hasSynced() &&

@@ -101,21 +101,25 @@ func (e *Engine) removeMachines(ctx context.Context, a *attempt, now time.Time) 
 			continue
 		}
 		a.vmis[name] = vmi.UID
+		if vmi.DeletionTimestamp == nil {
+			callCtx, cancel := context.WithTimeout(ctx, callTimeout)
+			err = machines.Delete(callCtx, name, exactly(vmi.UID))
+			cancel()
+			if apierrors.IsNotFound(err) { // the view is behind
+				if live, err := e.liveMachine(ctx, a, name); err == nil && live == nil {
+					a.see(now, keyVMI(k), finding{state: stateGone, stage: "gone"})
+					continue
+				}
+			} else if err != nil && !apierrors.IsConflict(err) {
+				return name, fmt.Errorf("delete VirtualMachineInstance %s: %w", name, err)
+			}
+		}
 		words := string(vmi.Status.Phase)
 		if len(vmi.Finalizers) > 0 {
 			words = joinWords(words, "finalizers "+strings.Join(vmi.Finalizers, ", "))
 		}
 		a.see(now, keyVMI(k), finding{state: stateDeleting, stage: "deleting", words: words, deadline: e.s.Deadlines.Deletion})
 		left = append(left, "virtual machine "+name+" ("+words+")")
-		if vmi.DeletionTimestamp != nil {
-			continue
-		}
-		callCtx, cancel := context.WithTimeout(ctx, callTimeout)
-		err = machines.Delete(callCtx, name, exactly(vmi.UID))
-		cancel()
-		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-			return name, fmt.Errorf("delete VirtualMachineInstance %s: %w", name, err)
-		}
 	}
 	return strings.Join(left, ", "), nil
 }
