@@ -347,8 +347,9 @@ func CheckEmail(email string) (string, error) {
 		return refuse("is required")
 	case len(email) > 254:
 		return refuse("must have at most 254 bytes")
-	case !utf8.ValidString(email) || strings.ContainsFunc(email, func(r rune) bool { return unicode.IsControl(r) || unicode.IsSpace(r) }):
-		return refuse("must not hold spaces or control characters")
+	case strings.ContainsFunc(email, func(r rune) bool { return r <= ' ' || r > '~' }):
+		// Look-alikes and invisible characters would make two people look like one.
+		return refuse("must be printable ASCII without spaces")
 	}
 	parsed, err := mail.ParseAddress(email)
 	if err != nil || parsed.Address != email || parsed.Name != "" || !strings.Contains(email, "@") {

@@ -5,10 +5,12 @@ import (
 	"net"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"runtime/debug"
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
@@ -197,6 +199,10 @@ func (s *Server) outside(mux *http.ServeMux) http.Handler {
 			s.noRoute(mux, w, r)
 			return
 		}
+		if place := notText(r.URL); place != "" {
+			s.refuse(w, problemOf(fault.New(fault.Invalid, "the request's %s must be UTF-8 text", place).With(fault.Detail{Field: place, Rule: "must be UTF-8 text"})))
+			return
+		}
 		r.Body = http.MaxBytesReader(w, r.Body, MaximumBodyBytes+4096)
 		mux.ServeHTTP(w, r)
 	})
@@ -217,10 +223,27 @@ func (s *Server) noRoute(mux *http.ServeMux, w http.ResponseWriter, r *http.Requ
 		p = &Problem{Title: "This method is not supported here.", Status: http.StatusMethodNotAllowed, Kind: string(fault.Unsupported),
 			Detail: "this path takes " + strings.Join(allowed, ", ")}
 	}
+	s.refuse(w, p)
+}
+
+// refuse answers a request that reaches no operation.
+func (s *Server) refuse(w http.ResponseWriter, p *Problem) {
 	s.metrics.observe("other", "other", p.Status, 0, true)
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.WriteHeader(p.Status)
 	_ = encode(w, p)
+}
+
+// notText names the part of a URL that is not UTF-8 once decoded: nothing behind
+// this API could carry it.
+func notText(u *url.URL) string {
+	if !utf8.ValidString(u.Path) {
+		return "path"
+	}
+	if query, err := url.QueryUnescape(u.RawQuery); err != nil || !utf8.ValidString(query) {
+		return "query"
+	}
+	return ""
 }
 
 func statusClass(status int) string {

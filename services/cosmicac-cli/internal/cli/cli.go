@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"unicode/utf8"
 
 	"github.com/spf13/cobra"
 
@@ -38,6 +39,12 @@ type environment struct {
 func Main(args []string, in io.Reader, out, errOut io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	for i, a := range args {
+		if !utf8.ValidString(a) {
+			fmt.Fprintf(errOut, "cosmicac: argument %d is not UTF-8 text\n", i+1)
+			return 2
+		}
+	}
 	e := &environment{in: in, out: out, err: errOut}
 	root := e.root()
 	root.SetArgs(args)

@@ -51,7 +51,7 @@ func TestUsersReadWhatTheServerSaidAndScriptsReadItsKind(t *testing.T) {
 		exit   int
 		says   []string
 	}{
-		{422, `{"detail":"the job is not valid","kind":"invalid","errors":[{"location":"body.gpu.count","message":"must be 1 to 4096"}]}`, 2, []string{"the job is not valid", "gpu.count: must be 1 to 4096"}},
+		{422, `{"detail":"the job is not valid","kind":"invalid","errors":[{"location":"body.gpu.count","message":"must be 1 to 4096"}]}`, 3, []string{"the job is not valid", "gpu.count: must be 1 to 4096"}},
 		{404, `{"detail":"no such job","kind":"not_found"}`, 0, []string{"no such job"}},
 		{503, `gateway fell over`, 0, []string{"503"}},
 	} {
@@ -96,6 +96,26 @@ func TestNamesFromUsersCannotMoveTheCursor(t *testing.T) {
 	_, out, _ := run(t, answer(200, `{"jobs":[{"id":"j-1","name":`+string(name)+`,"state":"running"}]}`), "", "jobs", "list")
 	if strings.ContainsAny(out, "\x1b\u202e") || strings.Count(out, "\n") != 2 {
 		t.Errorf("unsafe output %q", out)
+	}
+}
+
+func TestColumnsLineUpUnderWideAndCombiningCharacters(t *testing.T) {
+	t.Parallel()
+	_, out, _ := run(t, answer(200, `{"jobs":[{"id":"j-1","name":"模型","state":"running"},{"id":"j-2","name":"e\u0301te\u0301","state":"running"},{"id":"j-3","name":"plain","state":"running"}]}`), "", "jobs", "list")
+	at := -1
+	for _, line := range strings.Split(strings.TrimSpace(out), "\n")[1:] {
+		column := columns(line[:strings.Index(line, "running")])
+		if at >= 0 && column != at {
+			t.Fatalf("the states do not line up:\n%s", out)
+		}
+		at = column
+	}
+}
+
+func TestTextThatIsNotUTF8IsRefused(t *testing.T) {
+	t.Parallel()
+	if status, _, errOut := run(t, answer(200, "{}"), "", "jobs", "create", "--name", "a\xff"); status != 2 || !strings.Contains(errOut, "UTF-8") {
+		t.Errorf("status %d: %s", status, errOut)
 	}
 }
 

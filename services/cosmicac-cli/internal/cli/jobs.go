@@ -119,6 +119,9 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 			}
 			body["environment"] = env
 		}
+		if fl.Changed("max-duration") && (f.maxDuration < time.Second || f.maxDuration%time.Second != 0) {
+			return usageError{fmt.Errorf("--max-duration %s: must be whole seconds, at least 1s", f.maxDuration)}
+		}
 		if f.script != "" {
 			raw, err := os.ReadFile(f.script)
 			if err != nil {

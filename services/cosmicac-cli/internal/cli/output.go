@@ -3,12 +3,13 @@ package cli
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"strings"
-	"text/tabwriter"
 	"time"
 	"unicode"
 
 	"github.com/goccy/go-yaml"
+	"golang.org/x/text/width"
 )
 
 // print writes v in the form the user chose; table is called for tables.
@@ -31,22 +32,62 @@ func (e *environment) print(v any, table func(t *tableWriter)) error {
 		_, err = e.out.Write(y)
 		return err
 	}
-	t := &tableWriter{w: tabwriter.NewWriter(e.out, 2, 8, 2, ' ', 0)}
+	t := &tableWriter{}
 	table(t)
-	return t.w.Flush()
+	return t.flush(e.out)
 }
 
-type tableWriter struct{ w *tabwriter.Writer }
+// tableWriter lines cells up by how wide a terminal draws them.
+type tableWriter struct{ rows [][]string }
 
-// row writes one line; every cell is made safe to print.
+// row adds one line; every cell is made safe to print.
 func (t *tableWriter) row(cells ...any) {
+	row := make([]string, len(cells))
 	for i, c := range cells {
-		if i > 0 {
-			fmt.Fprint(t.w, "\t")
-		}
-		fmt.Fprint(t.w, printable(fmt.Sprint(c)))
+		row[i] = printable(fmt.Sprint(c))
 	}
-	fmt.Fprintln(t.w)
+	t.rows = append(t.rows, row)
+}
+
+func (t *tableWriter) flush(w io.Writer) error {
+	var widths []int
+	for _, row := range t.rows {
+		// The last cell of a row is not padded, so it sets no width.
+		for i := 0; i < len(row)-1; i++ {
+			if i == len(widths) {
+				widths = append(widths, 0)
+			}
+			widths[i] = max(widths[i], columns(row[i]))
+		}
+	}
+	var b strings.Builder
+	for _, row := range t.rows {
+		for i, cell := range row {
+			b.WriteString(cell)
+			if i < len(row)-1 {
+				b.WriteString(strings.Repeat(" ", widths[i]-columns(cell)+2))
+			}
+		}
+		b.WriteByte('\n')
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// columns is how many cells of a terminal a text takes: wide characters two,
+// marks that combine with their neighbour none.
+func columns(s string) int {
+	n := 0
+	for _, r := range s {
+		switch {
+		case unicode.In(r, unicode.Mn, unicode.Me):
+		case width.LookupRune(r).Kind() == width.EastAsianWide, width.LookupRune(r).Kind() == width.EastAsianFullwidth:
+			n += 2
+		default:
+			n++
+		}
+	}
+	return n
 }
 
 // printable replaces what could move the cursor or break a line; users' names

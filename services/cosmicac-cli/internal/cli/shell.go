@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
 	"fmt"
@@ -49,7 +50,9 @@ func (e *environment) reach(ctx context.Context, nameOrID string, rights ...ssh.
 	if err != nil {
 		return nil, err
 	}
-	key, err := s.ClientKey()
+	// A key of its own for each connection: many sessions from one workstation
+	// are many clients to the agent, and nothing lasting lies on its disk.
+	key, err := identity.New(rand.Reader)
 	if err != nil {
 		return nil, err
 	}

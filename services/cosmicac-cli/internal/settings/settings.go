@@ -1,6 +1,5 @@
 // Package settings keeps what the CLI remembers on a workstation: where the
-// control plane is, the login token, the client's key. It does not talk to
-// anything.
+// control plane is and the login token. It does not talk to anything.
 package settings
 
 import (
@@ -13,7 +12,6 @@ import (
 	"github.com/google/renameio/v2"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
-	"github.com/cosmicac/cosmicac/pkg/identity"
 )
 
 // Settings is one workstation's file, <directory>/settings.json, mode 0600.
@@ -78,13 +76,4 @@ func (s *Settings) Save() error {
 		return fault.Wrap(fault.Invalid, err, "write settings %s", path)
 	}
 	return nil
-}
-
-// ClientKey is this workstation's own keypair, which grants name. It is made
-// at first use.
-func (s *Settings) ClientKey() (*identity.Key, error) {
-	if err := os.MkdirAll(s.directory, 0o700); err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "make settings folder %s", s.directory)
-	}
-	return identity.LoadOrCreate(filepath.Join(s.directory, "client.key"))
 }

@@ -51,15 +51,19 @@ const (
 type Table struct {
 	now     func() time.Time
 	current atomic.Pointer[table]
+	// waiting counts calls of CheckSoon that wait for a newer table.
+	waiting atomic.Int32
 
 	mu     sync.Mutex
 	limits map[string]*limit // by key id
 }
 
 type table struct {
-	hmacKey []byte
-	keys    map[string]entry // by public id
-	since   time.Time
+	// replaced is closed when a newer table is in force.
+	replaced chan struct{}
+	hmacKey  []byte
+	keys     map[string]entry // by public id
+	since    time.Time
 }
 
 type entry struct {
@@ -77,9 +81,10 @@ func New(now func() time.Time) *Table {
 // Replace puts a new table in force at once. What keys use at the moment is kept.
 func (t *Table) Replace(r *appv1.WatchApiKeysResponse) {
 	next := &table{
-		hmacKey: append([]byte(nil), r.GetHmacKey()...),
-		keys:    make(map[string]entry, len(r.GetKeys())),
-		since:   t.now(),
+		hmacKey:  append([]byte(nil), r.GetHmacKey()...),
+		keys:     make(map[string]entry, len(r.GetKeys())),
+		since:    t.now(),
+		replaced: make(chan struct{}),
 	}
 	known := make(map[string]bool, len(r.GetKeys()))
 	for _, k := range r.GetKeys() {
@@ -95,7 +100,9 @@ func (t *Table) Replace(r *appv1.WatchApiKeysResponse) {
 		next.keys[k.GetPublicId()] = e
 		known[k.GetId()] = true
 	}
-	t.current.Store(next)
+	if old := t.current.Swap(next); old != nil {
+		close(old.replaced)
+	}
 
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -137,6 +144,42 @@ func (t *Table) Check(full string) (Key, Verdict) {
 		return Key{}, Expired
 	}
 	return e.key, Good
+}
+
+// A key that was made a moment ago may be used before the table with it is here.
+const (
+	newKeyWait     = 250 * time.Millisecond
+	maximumWaiting = 64
+)
+
+// CheckSoon is Check, but gives a key that is not known (yet) the time of one new
+// table, at most a quarter of a second. Beyond 64 waiting calls it does not wait.
+func (t *Table) CheckSoon(ctx context.Context, full string) (Key, Verdict) {
+	deadline := time.NewTimer(newKeyWait)
+	defer deadline.Stop()
+	for {
+		c := t.current.Load()
+		key, verdict := t.Check(full)
+		if verdict != Unknown || c == nil {
+			return key, verdict
+		}
+		if t.waiting.Add(1) > maximumWaiting {
+			t.waiting.Add(-1)
+			return key, verdict
+		}
+		var over bool
+		select {
+		case <-c.replaced:
+		case <-deadline.C:
+			over = true
+		case <-ctx.Done():
+			over = true
+		}
+		t.waiting.Add(-1)
+		if over {
+			return key, verdict
+		}
+	}
 }
 
 // Watch feeds the table from a stream of whole tables until the stream ends.

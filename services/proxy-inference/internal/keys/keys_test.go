@@ -63,6 +63,30 @@ func TestEveryKeyIsRefusedBeforeTheFirstTable(t *testing.T) {
 	}
 }
 
+func TestKeyUsedAMomentBeforeItsTableCameIsNotRefused(t *testing.T) {
+	t.Parallel()
+	full, record := mint(t, nil)
+	tab, _ := tableOf()
+	verdict := make(chan Verdict)
+	go func() {
+		_, v := tab.CheckSoon(t.Context(), full)
+		verdict <- v
+	}()
+	for tab.waiting.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	tab.Replace(&appv1.WatchApiKeysResponse{HmacKey: secret, Keys: []*appv1.ApiKey{record}})
+	if v := <-verdict; v != Good {
+		t.Errorf("verdict %v", v)
+	}
+	if other, _ := mint(t, nil); func() Verdict { _, v := tab.CheckSoon(t.Context(), other); return v }() != Unknown {
+		t.Error("a key that never comes was not refused")
+	}
+	if n := tab.waiting.Load(); n != 0 {
+		t.Errorf("%d calls still wait", n)
+	}
+}
+
 func TestKeyIsGoodUntilRevokedOrExpired(t *testing.T) {
 	t.Parallel()
 	plain, plainRecord := mint(t, nil)

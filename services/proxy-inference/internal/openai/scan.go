@@ -70,7 +70,22 @@ func Scan(body []byte) (*Request, *Error) {
 	return r, nil
 }
 
+// foldedName refuses a name that differs from one of ours in letter case alone:
+// an engine that ignores case would read it, and what this gateway adds or counts
+// would not be what the engine does.
+func foldedName(key []byte, names ...string) *Error {
+	for _, name := range names {
+		if string(key) != name && bytes.EqualFold(key, []byte(name)) {
+			return Invalid("unknown_parameter", name, "a member differs from '"+name+"' in letter case alone: write it as it is")
+		}
+	}
+	return nil
+}
+
 func (r *Request) field(body, key []byte, v span) *Error {
+	if e := foldedName(key, "model", "stream", "stream_options"); e != nil {
+		return e
+	}
 	value := body[v.start:v.end]
 	switch string(key) {
 	case "model":
@@ -98,24 +113,28 @@ func (r *Request) field(body, key []byte, v span) *Error {
 	case "messages", "prompt", "input":
 		r.Prompt = value
 	case "stream_options":
-		r.options(body, v)
+		return r.options(body, v)
 	}
 	return nil
 }
 
-func (r *Request) options(body []byte, v span) {
+func (r *Request) options(body []byte, v span) (refused *Error) {
 	r.streamOptions, r.includeUsage, r.asksUsage, r.optionsEmpty = v, span{}, false, true
 	if body[v.start] != '{' {
-		return
+		return nil
 	}
 	s := scanner{b: body, i: v.start}
 	s.object(1, func(key []byte, v span) { // was checked as a part of the body
 		r.optionsEmpty = false
+		if e := foldedName(key, "include_usage"); e != nil && refused == nil {
+			refused = e
+		}
 		if string(key) == "include_usage" {
 			r.includeUsage = v
 			r.asksUsage = string(body[v.start:v.end]) == "true"
 		}
 	})
+	return refused
 }
 
 // AsksUsage tells whether the client asked for the usage chunk of its stream.

@@ -47,6 +47,10 @@ func TestBadBodiesAreNamedWithoutTheirText(t *testing.T) {
 		`{"a":"\x"}`:                          "known escape",
 		`{"a":truth}`:                         "expected true",
 		`{"a":-}`:                             "a digit",
+		`{"STREAM":true}`:                     "letter case alone",
+		`{"Model":"m"}`:                       "letter case alone",
+		`{"stream":true,"stream_options":{"include_usage":true},"Stream_Options":{}}`: "letter case alone",
+		`{"stream":true,"stream_options":{"INCLUDE_USAGE":false}}`:                    "letter case alone",
 	} {
 		_, err := Scan([]byte(body))
 		if err == nil || err.Status != 400 || !strings.Contains(err.Message, want) || strings.Contains(err.Message, "secret") {

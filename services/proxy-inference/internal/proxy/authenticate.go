@@ -61,7 +61,7 @@ func (c *call) checkKey(full string) bool {
 	if full == "" {
 		return unauthorized("missing_api_key", "you did not provide an api key: send it as 'Authorization: Bearer cak_...' or 'X-API-Key: cak_...'")
 	}
-	key, verdict := c.h.Keys.Check(full)
+	key, verdict := c.h.Keys.CheckSoon(c.r.Context(), full)
 	switch verdict {
 	case keys.Good:
 		c.key = key

@@ -57,13 +57,16 @@ const (
 	maximumPoints     = 11_000
 	maximumLogLines   = 10_000
 	identityFreshness = 5 * time.Second
+	subqueryStep      = time.Minute
+	maximumQueryBytes = 16 << 10
 )
 
 // Handler gives the routes. Caddy's /monitor prefix may be there or stripped.
 // Every route needs a live token; there is no public one.
 func (s *Server) Handler() http.Handler {
 	s.parser = parser.NewParser(parser.Options{})
-	s.engine = promql.NewEngine(promql.EngineOpts{MaxSamples: maximumSamples, Timeout: queryTimeout, EnableAtModifier: true, EnableNegativeOffset: true, LookbackDelta: time.Minute, Parser: s.parser})
+	s.engine = promql.NewEngine(promql.EngineOpts{MaxSamples: maximumSamples, Timeout: queryTimeout, EnableAtModifier: true, EnableNegativeOffset: true, LookbackDelta: time.Minute, Parser: s.parser,
+		NoStepSubqueryIntervalFn: func(int64) int64 { return subqueryStep.Milliseconds() }})
 	mux := http.NewServeMux()
 	for pattern, h := range map[string]func(*http.Request, Viewer) (any, error){
 		"/api/v1/query":               s.query,
@@ -185,6 +188,39 @@ func step(text string) (time.Duration, error) {
 	return 0, bad("step", "seconds, or a duration like 30s, above zero")
 }
 
+// bounded refuses a query whose subqueries would make more points than a range
+// query may. The engine makes room for a subquery's points before it counts
+// samples, so one line of text could take all memory.
+func (s *Server) bounded(query string) error {
+	if len(query) > maximumQueryBytes {
+		return bad("query", "at most 16 KiB")
+	}
+	expression, err := s.parser.ParseExpr(query)
+	if err != nil {
+		return fault.Wrap(fault.Invalid, err, "the query cannot be read")
+	}
+	points := 1.0
+	parser.Inspect(expression, func(node parser.Node, _ []parser.Node) error {
+		if sub, ok := node.(*parser.SubqueryExpr); ok {
+			step := sub.Step
+			if step <= 0 {
+				step = subqueryStep
+			}
+			// Nested ones multiply; side by side they are counted so too, which errs
+			// on the safe side. A range given by an expression is not known here.
+			if sub.RangeExpr != nil || sub.StepExpr != nil {
+				points = math.Inf(1)
+			}
+			points *= max(1, float64(sub.Range)/float64(step))
+		}
+		return nil
+	})
+	if points > maximumPoints {
+		return bad("query", "its subqueries make more than 11000 points; make their range smaller or their step larger")
+	}
+	return nil
+}
+
 func (s *Server) run(ctx context.Context, q promql.Query, err error) (any, error) {
 	if err != nil {
 		return nil, fault.Wrap(fault.Invalid, err, "the query cannot be read")
@@ -213,6 +249,9 @@ func (s *Server) query(r *http.Request, v Viewer) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := s.bounded(r.FormValue("query")); err != nil {
+		return nil, err
+	}
 	q, err := s.engine.NewInstantQuery(r.Context(), s.view(v), nil, r.FormValue("query"), at)
 	return s.run(r.Context(), q, err)
 }
@@ -235,6 +274,9 @@ func (s *Server) queryRange(r *http.Request, v Viewer) (any, error) {
 	}
 	if end.Sub(start)/d > maximumPoints {
 		return nil, bad("step", "at most 11000 points a series; make it larger")
+	}
+	if err := s.bounded(r.FormValue("query")); err != nil {
+		return nil, err
 	}
 	q, err := s.engine.NewRangeQuery(r.Context(), s.view(v), nil, r.FormValue("query"), start, end, d)
 	return s.run(r.Context(), q, err)
