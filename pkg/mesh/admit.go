@@ -18,7 +18,7 @@ const (
 	// without one.
 	admitLimit = 5 * time.Second
 	// partLimit is how long a refusing side waits for the refused to have read why.
-	partLimit = time.Second
+	partLimit = 3 * time.Second
 	// dialerRoster is the largest roster a dialer shows unasked: its frame must
 	// fit a stranger's bound.
 	dialerRoster = 10 << 10
@@ -33,11 +33,16 @@ const (
 func (n *Node) introduce(ctx context.Context, s *session) error {
 	ctx, cancel := context.WithTimeout(ctx, admitLimit)
 	defer cancel()
+	s.asking.Add(1)
 	err := n.introduceOnce(ctx, s)
 	if err != nil {
 		s.fail(err)
+		s.asking.Add(-1)
 		_ = s.conn.Close()
 		return err
+	}
+	if s.asking.Add(-1); closed(s.gone) {
+		s.failEnded()
 	}
 	n.settled(s)
 	return nil
@@ -244,12 +249,12 @@ func (n *Node) baseCredential() *meshv1.Credential {
 
 // wasRefused logs that the peer refused this node.
 func (n *Node) wasRefused(s *session, err error) error {
-	n.refusals.line(n.log, "refused by peer", "key", s.peer, "address", s.conn.RemoteMultiaddr(), "reason", err)
+	n.refusals.line(n.log, "refused by peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
 	return err
 }
 
 // refused logs and counts that this node refused the peer.
 func (n *Node) refused(s *session, err error) {
 	n.gate.refused(s.peer)
-	n.refusals.line(n.log, "refused peer", "key", s.peer, "address", s.conn.RemoteMultiaddr(), "reason", err)
+	n.refusals.line(n.log, "refused peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
 }

@@ -274,7 +274,7 @@ func (n *Node) dial(ctx context.Context, p peer.ID) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := n.sessions.get(conn)
+	s := n.sessions.dialed(conn)
 	if s == nil {
 		return nil, fault.New(fault.Unreachable, "the connection to %s ended at once", p)
 	}

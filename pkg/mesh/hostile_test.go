@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cosmicac/cosmicac/pkg/identity"
 	"github.com/cosmicac/cosmicac/pkg/mesh"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/libp2p/go-libp2p"
@@ -34,6 +35,39 @@ func rude(t *testing.T, to *spot) host.Host {
 		t.Fatal(err)
 	}
 	return h
+}
+
+func TestAgentIsKeptOutOfTheDHT(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	ork := l.start(l.ork, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_ORK })
+	kad := protocol.ID("/cosmicac/" + l.founder.ID().String() + "/kad/kad/1.0.0")
+	ask := func(key *identity.Key, credential mesh.Credential) error {
+		from := l.start(key, func(o *mesh.Options) {
+			o.Network, o.Credential, o.DHT, o.Listen = l.bare(), credential, mesh.DHTOff, nil
+		})
+		if err := ping(within(t), from.Node, ork.ID(), ork.Addresses()...); err != nil {
+			t.Fatal(err)
+		}
+		s, err := from.Host().NewStream(within(t), ork.ID(), kad)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		_ = s.SetDeadline(time.Now().Add(patience))
+		if _, err := s.Write([]byte{2, 8, 5}); err != nil { // a kad PING
+			return err
+		}
+		_, err = s.Read(make([]byte, 1))
+		return err
+	}
+	key, certificate := l.agent("j-0000000000001")
+	if err := ask(key, mesh.Certificate(certificate)); err == nil {
+		t.Error("an agent's kad stream was answered")
+	}
+	if err := ask(l.app, mesh.Membership()); err != nil {
+		t.Errorf("a member's kad stream: %v", err)
+	}
 }
 
 func TestRudeStrangersAreCutOff(t *testing.T) {

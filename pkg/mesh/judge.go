@@ -287,7 +287,7 @@ func (n *Node) recheck(s *session) {
 		s.mu.Unlock()
 		return
 	}
-	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr(), "reason", err)
+	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
 	s.fail(fault.Wrap(fault.Denied, err, "%s was cut off", s.peer))
 	_ = s.conn.CloseWithError(network.ConnGated)
 }

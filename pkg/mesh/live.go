@@ -45,6 +45,7 @@ func (n *Node) watch() {
 			}
 		}
 		if tick%40 == 0 {
+			n.sessions.forgetPast(20 * time.Second)
 			n.dropDoubles()
 		}
 		if tick%8 == 0 {
@@ -67,7 +68,7 @@ func (n *Node) dropDoubles() {
 			continue
 		}
 		if best := n.sessions.best(s.peer); best != nil && best != s && !best.inbound && !best.relayed && !best.suspect.Load() {
-			n.log.Debug("closing a second connection", "key", s.peer, "address", s.conn.RemoteMultiaddr())
+			n.log.Debug("closing a second connection", "key", s.peer, "address", s.conn.RemoteMultiaddr().String())
 			_ = s.conn.Close()
 		}
 	}
@@ -100,7 +101,7 @@ func (n *Node) look(s *session, now int64) {
 	}
 	switch {
 	case silent >= p.close:
-		n.log.Warn("closing a silent connection", "key", s.peer, "silent", silent.Round(100*time.Millisecond), "address", s.conn.RemoteMultiaddr())
+		n.log.Warn("closing a silent connection", "key", s.peer, "silent", silent.Round(100*time.Millisecond), "address", s.conn.RemoteMultiaddr().String())
 		s.fail(fault.New(fault.Unreachable, "%s was silent for %s", s.peer, p.close))
 		n.spawn(func() { _ = s.conn.Close() }) // may wait for the dead peer
 	case silent >= p.ping && s.pinging.CompareAndSwap(false, true):

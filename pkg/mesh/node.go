@@ -305,7 +305,13 @@ func (n *Node) connected(_ network.Network, c network.Conn) {
 	if s.inbound {
 		return // the dialer speaks first; watch cuts the silent
 	}
-	n.spawn(func() { _ = n.introduce(n.ctx, s) })
+	s.asking.Add(1) // from the first moment, see sessions.end
+	n.spawn(func() {
+		_ = n.introduce(n.ctx, s)
+		if s.asking.Add(-1); closed(s.gone) {
+			s.failEnded()
+		}
+	})
 }
 
 func (n *Node) disconnected(_ network.Network, c network.Conn) { n.sessions.end(c) }
@@ -316,7 +322,7 @@ func (n *Node) settled(s *session) {
 	if !ok {
 		return
 	}
-	n.log.Debug("peer admitted", "key", s.peer, "class", className(c.Class), "name", c.Name(), "address", s.conn.RemoteMultiaddr())
+	n.log.Debug("peer admitted", "key", s.peer, "class", className(c.Class), "name", c.Name(), "address", s.conn.RemoteMultiaddr().String())
 	if !s.inbound && !s.relayed && c.Class == meshv1.Class_CLASS_MEMBER {
 		n.book.good(s.peer, s.conn.RemoteMultiaddr(), n.now())
 	}

@@ -23,12 +23,14 @@ type session struct {
 	relayed bool
 	opened  time.Time
 	gone    chan struct{} // closed with the connection
+	ended   time.Time     // guarded by sessions.mu
 
 	heard   atomic.Int64 // monotonic nanoseconds since the node's start
 	suspect atomic.Bool
 	watched atomic.Int32 // times somebody wants silence noticed
 	calls   atomic.Int32 // RPC links and the like, for pacing bulk
 	pinging atomic.Bool
+	asking  atomic.Int32 // introductions of this node that run
 	rtt     atomic.Int64 // nanoseconds of the last ping
 	streams atomic.Int32 // open streams of the mesh, both ways
 
@@ -119,6 +121,10 @@ func (s *session) fail(err error) {
 	closeOnce(s.settled)
 }
 
+func (s *session) failEnded() {
+	s.fail(fault.New(fault.Unreachable, "the connection to %s ended", s.peer))
+}
+
 // ready tells whether both sides admitted each other and nothing ended it.
 func (s *session) ready() bool {
 	if !closed(s.settled) || closed(s.gone) || s.conn.IsClosed() {
@@ -197,10 +203,14 @@ type sessions struct {
 	mu    sync.Mutex
 	byID  map[network.Conn]*session
 	peers map[peer.ID][]*session
+	past  map[network.Conn]*session // ended a moment ago: a dialer may still ask why
 }
 
+// pastMost bounds the ended sessions that are remembered.
+const pastMost = 4096
+
 func newSessions() *sessions {
-	return &sessions{byID: make(map[network.Conn]*session), peers: make(map[peer.ID][]*session)}
+	return &sessions{byID: make(map[network.Conn]*session), peers: make(map[peer.ID][]*session), past: make(map[network.Conn]*session)}
 }
 
 // begin makes the session of a new connection. The library says Connected before
@@ -221,12 +231,39 @@ func (t *sessions) get(c network.Conn) *session {
 	return t.byID[c]
 }
 
+// dialed returns the session of a connection that a dial gave, also when it ended
+// before the dial returned: a refusal is that quick.
+func (t *sessions) dialed(c network.Conn) *session {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if s := t.byID[c]; s != nil {
+		return s
+	}
+	return t.past[c]
+}
+
+// forgetPast drops what ended longer ago.
+func (t *sessions) forgetPast(older time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for c, s := range t.past {
+		if time.Since(s.ended) > older {
+			delete(t.past, c)
+		}
+	}
+}
+
 // end removes the session of a closed connection.
 func (t *sessions) end(c network.Conn) *session {
 	t.mu.Lock()
 	s := t.byID[c]
 	if s != nil {
 		delete(t.byID, c)
+		if len(t.past) >= pastMost {
+			clear(t.past)
+		}
+		s.ended = time.Now()
+		t.past[c] = s
 		rest := t.peers[s.peer][:0:0]
 		for _, o := range t.peers[s.peer] {
 			if o != s {
@@ -241,8 +278,10 @@ func (t *sessions) end(c network.Conn) *session {
 	}
 	t.mu.Unlock()
 	if s != nil {
-		s.fail(fault.New(fault.Unreachable, "the connection to %s ended", s.peer))
 		closeOnce(s.gone)
+		if s.asking.Load() == 0 { // else the introduction says why: a refusal closes too
+			s.failEnded()
+		}
 	}
 	return s
 }
