@@ -33,6 +33,10 @@ func (l *Limiter) Take(key string) time.Duration {
 	defer l.mu.Unlock()
 	l.turn()
 	wait := max(time.Second, l.began.Add(l.window).Sub(l.now()))
+	if l.current[key] >= l.allowed {
+		// This window's count is held against it for the whole of the next one.
+		wait += l.window
+	}
 	if l.current[key]+l.last[key] >= l.allowed {
 		return wait
 	}

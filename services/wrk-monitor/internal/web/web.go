@@ -46,14 +46,19 @@ type Server struct {
 	Now      func() time.Time
 
 	engine *promql.Engine
+	slots  chan struct{}
 	parser parser.Parser
 	seen   cache
 }
 
 // Bounds of one query.
 const (
-	queryTimeout      = 30 * time.Second
-	maximumSamples    = 5_000_000
+	queryTimeout   = 30 * time.Second
+	maximumSamples = 1_000_000
+	// One query may read 16 MB of samples and make more of them; few at once
+	// keep the daemon small however many people look.
+	maximumQueries    = 4
+	queueTime         = 10 * time.Second
 	maximumPoints     = 11_000
 	maximumLogLines   = 10_000
 	identityFreshness = 5 * time.Second
@@ -64,6 +69,7 @@ const (
 // Handler gives the routes. Caddy's /monitor prefix may be there or stripped.
 // Every route needs a live token; there is no public one.
 func (s *Server) Handler() http.Handler {
+	s.slots = make(chan struct{}, maximumQueries)
 	s.parser = parser.NewParser(parser.Options{})
 	s.engine = promql.NewEngine(promql.EngineOpts{MaxSamples: maximumSamples, Timeout: queryTimeout, EnableAtModifier: true, EnableNegativeOffset: true, LookbackDelta: time.Minute, Parser: s.parser,
 		NoStepSubqueryIntervalFn: func(int64) int64 { return subqueryStep.Milliseconds() }})
@@ -226,6 +232,16 @@ func (s *Server) run(ctx context.Context, q promql.Query, err error) (any, error
 		return nil, fault.Wrap(fault.Invalid, err, "the query cannot be read")
 	}
 	defer q.Close()
+	wait := time.NewTimer(queueTime)
+	defer wait.Stop()
+	select {
+	case s.slots <- struct{}{}:
+		defer func() { <-s.slots }()
+	case <-wait.C:
+		return nil, fault.New(fault.Exhausted, "%d queries run already; try again shortly", maximumQueries)
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
 	res := q.Exec(ctx)
 	if res.Err != nil {
 		var canceled promql.ErrQueryCanceled

@@ -300,7 +300,7 @@ func stepStarting(l Limits, j *job.Job, a *job.Attempt, seen Attempt, s Sight) {
 // the agent is lost. It never ends an attempt.
 func readiness(l Limits, a *job.Attempt, seen Attempt, s Sight) {
 	switch {
-	case a.State != running || a.Fenced || seen.Agent.lost(l, s):
+	case a.State != running || a.Fenced || seen.Agent.lost(l, s, a.HelloAt):
 		a.AgentReady = false
 	case seen.Agent.Report != nil:
 		a.AgentReady = seen.Agent.Report.Phase == agentv1.Phase_PHASE_READY && seen.Agent.NodesReady
@@ -322,8 +322,8 @@ func marks(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sigh
 	case seen.Status.GetUnreachableSince() != nil:
 		since = seen.Status.UnreachableSince.AsTime()
 		why = "its node is not heard of; it may still run there"
-	case (a.State == starting || a.State == running) && seen.Agent.lost(l, s):
-		since, why = latest(seen.Agent.HeardAt, s.Started), "its agent is not heard of; the cluster says that the VM runs"
+	case (a.State == starting || a.State == running) && seen.Agent.lost(l, s, a.HelloAt):
+		since, why = latest(seen.Agent.HeardAt, s.Started, a.HelloAt), "its agent is not heard of; the cluster says that the VM runs"
 	}
 	mark(&a.Unreachable, since, why)
 

@@ -126,11 +126,11 @@ type Agent struct {
 }
 
 // lost reports silence beyond the limit, on the listener's clock.
-func (a Agent) lost(l Limits, s Sight) bool {
+func (a Agent) lost(l Limits, s Sight, hello time.Time) bool {
 	if a.Attending {
 		return false
 	}
-	return s.Now.Sub(latest(a.HeardAt, s.Started)) > l.AgentSilence
+	return s.Now.Sub(latest(a.HeardAt, s.Started, hello)) > l.AgentSilence
 }
 
 func latest(ts ...time.Time) time.Time {

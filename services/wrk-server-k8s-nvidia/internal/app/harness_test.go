@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/cosmicac/cosmicac/pkg/daemon"
+	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/health"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
@@ -65,6 +66,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	quietKubernetes(hclog.NewNullLogger())
 	if os.Getenv(helperEnv) != "" {
 		os.Exit(helper())
 	}
@@ -345,14 +347,30 @@ func request(rack, job, attempt string, gpus uint32, nodes ...string) *workerv1.
 	return req
 }
 
-func (w *worker) apply(req *workerv1.ApplyAttemptRequest) *workerv1.ApplyAttemptResponse {
+// insist calls again while the worker cannot write, as ork does.
+func (w *worker) insist(what string, call func(context.Context) error) {
 	w.t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	res, err := w.Server.ApplyAttempt(ctx, req)
-	if err != nil {
-		w.t.Fatalf("apply %s: %v", req.AttemptId, err)
-	}
+	eventually(w.t, what, func() string {
+		err := call(ctx)
+		if fault.KindOf(err) == fault.Unavailable {
+			return err.Error()
+		}
+		if err != nil {
+			w.t.Fatalf("%s: %v", what, err)
+		}
+		return ""
+	})
+}
+
+func (w *worker) apply(req *workerv1.ApplyAttemptRequest) *workerv1.ApplyAttemptResponse {
+	w.t.Helper()
+	var res *workerv1.ApplyAttemptResponse
+	w.insist("apply "+req.AttemptId, func(ctx context.Context) (err error) {
+		res, err = w.Server.ApplyAttempt(ctx, req)
+		return err
+	})
 	return res
 }
 
@@ -365,11 +383,10 @@ func (w *worker) claim(req *workerv1.ApplyAttemptRequest) {
 
 func (w *worker) remove(attempt string) {
 	w.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	if _, err := w.Server.DeleteAttempt(ctx, &workerv1.DeleteAttemptRequest{AttemptId: attempt, Reason: orkv1.Reason_REASON_STOP_REQUESTED}); err != nil {
-		w.t.Fatalf("delete %s: %v", attempt, err)
-	}
+	w.insist("delete "+attempt, func(ctx context.Context) error {
+		_, err := w.Server.DeleteAttempt(ctx, &workerv1.DeleteAttemptRequest{AttemptId: attempt, Reason: orkv1.Reason_REASON_STOP_REQUESTED})
+		return err
+	})
 }
 
 // status is the newest report's word on an attempt, nil when it lists none.
@@ -472,8 +489,8 @@ func (d *devcluster) ran(attempt string) bool {
 	return found
 }
 
-// break switches a simulated fault on for a node, or off with "".
-func (d *devcluster) fault(t *testing.T, name, node string) {
+// breaks switches a simulated fault on for a node, or off with "".
+func (d *devcluster) breaks(t *testing.T, name, node string) {
 	t.Helper()
 	maps := d.admin.Core.ConfigMaps(metav1.NamespaceSystem)
 	patch := fmt.Sprintf(`{"data":{%q:%q}}`, name, node)

@@ -209,6 +209,18 @@ func (p *pass) judgeMachine(ctx context.Context, k int, vmi *kubevirt.VirtualMac
 	diskReady := p.disks[k] == nil || p.found.disks[k].state == stateReady
 	for live := false; ; live = true {
 		if o := ended(vmi); o != nil {
+			if o.GuestSucceeded {
+				who, err := p.e.removedByOthers(ctx, vmi)
+				if err != nil {
+					// Success is written once: not before the cluster was asked.
+					p.err = errors.Join(p.err, err)
+					p.found.vmis[k] = finding{state: stateWaiting, words: string(vmi.Status.Phase), stage: "ended"}
+					return
+				}
+				if who != "" {
+					o.GuestSucceeded, o.Reason, o.Message = false, orkv1.Reason_REASON_VM_FAILED, who
+				}
+			}
 			p.found.vmis[k] = finding{state: stateFailed, words: joinWords(string(vmi.Status.Phase), lastWords(vmi)), stage: "ended"}
 			if o.GuestSucceeded {
 				p.found.vmis[k].state = stateGone

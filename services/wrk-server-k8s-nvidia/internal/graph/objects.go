@@ -211,6 +211,28 @@ func (e *Engine) liveMachine(ctx context.Context, a *attempt, name string) (*kub
 	return vmi, a.belongs("VirtualMachineInstance", vmi)
 }
 
+// removedByOthers tells why a machine whose final phase is Succeeded was no
+// success of its guest: somebody deleted it or its launcher pod (a drain does
+// that), and the guest was merely shut down in order. Empty when the guest ended
+// by itself; its completed pod then still stands.
+func (e *Engine) removedByOthers(ctx context.Context, vmi *kubevirt.VirtualMachineInstance) (string, error) {
+	if vmi.DeletionTimestamp != nil {
+		return vmi.Name + " was deleted by somebody else", nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	pods, err := e.o.Client.Core.Pods(e.o.Client.Namespace).List(ctx, metav1.ListOptions{LabelSelector: label.KubeVirtCreatedBy + "=" + string(vmi.UID), Limit: 10})
+	if err != nil {
+		return "", fmt.Errorf("list the pods of %s: %w", vmi.Name, err)
+	}
+	for i := range pods.Items {
+		if pods.Items[i].DeletionTimestamp == nil {
+			return "", nil
+		}
+	}
+	return "the pod of " + vmi.Name + " was deleted by somebody else, by a drain of its node for example", nil
+}
+
 func (e *Engine) createMachine(ctx context.Context, a *attempt, k int) (*kubevirt.VirtualMachineInstance, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
