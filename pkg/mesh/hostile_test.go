@@ -90,10 +90,7 @@ func TestRudeStrangersAreCutOff(t *testing.T) {
 			h := rude(t, a)
 			s, err := h.NewStream(within(t), a.ID(), admit)
 			if err == nil {
-				_, err = s.Write(frame)
-			}
-			if err != nil {
-				t.Fatal(err)
+				_, _ = s.Write(frame) // it may be cut off while it writes
 			}
 			eventually(t, "cut", func() bool { return cut(h) })
 		})
@@ -103,10 +100,7 @@ func TestRudeStrangersAreCutOff(t *testing.T) {
 		h := rude(t, a)
 		s, err := h.NewStream(within(t), a.ID(), admit)
 		if err == nil {
-			_, err = s.Write([]byte{100, 1, 2})
-		}
-		if err != nil {
-			t.Fatal(err)
+			_, _ = s.Write([]byte{100, 1, 2})
 		}
 		eventually(t, "cut", func() bool { return cut(h) })
 	})
