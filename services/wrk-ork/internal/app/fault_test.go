@@ -288,6 +288,17 @@ func TestRackEntriesAndTheirKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.await(closed.Id, orkv1.State_STATE_PROVISIONING)
+
+	// A stopped job keeps its disk there, which nobody else could remove.
+	if _, err := l.jobs.StopJob(l.ctx, &orkv1.StopJobRequest{Id: closed.Id}); err != nil {
+		t.Fatal(err)
+	}
+	l.awaitThat(closed.Id, "stopped and gone", func(j *orkv1.Job) bool {
+		return j.State == orkv1.State_STATE_STOPPED && newest(j).Gone
+	})
+	if _, err := l.racks.ForgetRack(l.ctx, &orkv1.ForgetRackRequest{Id: "rk-test"}); fault.KindOf(err) != fault.FailedPrecondition || !strings.Contains(err.Error(), "root disks") {
+		t.Errorf("forgot a rack with a kept disk: %v", err)
+	}
 }
 
 func TestARackGoingAndAJobComingAtOnceNeverLeavesAJobWithoutARack(t *testing.T) {

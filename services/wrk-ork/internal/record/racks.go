@@ -112,7 +112,8 @@ func (s *Store) CordonRack(ctx context.Context, id string, cordoned bool) (*orkv
 }
 
 // ForgetRack removes an entry. It is refused while any attempt was given the
-// rack and is not gone; a plan made at the same moment finds no entry.
+// rack and is not gone, and while a job that is not deleted may keep its root disk
+// there: nobody else could remove it. A plan made at the same moment finds no entry.
 func (s *Store) ForgetRack(ctx context.Context, id string) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
 		if _, err := loadRack(ctx, tx, id); err != nil {
@@ -125,6 +126,12 @@ func (s *Store) ForgetRack(ctx context.Context, id string) error {
 		}
 		if live > 0 {
 			return fault.New(fault.FailedPrecondition, "rack %s still holds %d attempts (job %s is one of theirs); stop or delete the jobs first", id, live, one.String)
+		}
+		if err := tx.QueryRowContext(ctx, `SELECT count(DISTINCT job_id), min(job_id) FROM attempts WHERE rack_id = ?`, id).Scan(&live, &one); err != nil {
+			return err
+		}
+		if live > 0 {
+			return fault.New(fault.FailedPrecondition, "rack %s may still hold the root disks of %d ended jobs (%s is one of them); delete the jobs first", id, live, one.String)
 		}
 		_, err := tx.ExecContext(ctx, `DELETE FROM racks WHERE id = ?`, id)
 		return err
