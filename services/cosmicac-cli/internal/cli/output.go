@@ -44,9 +44,18 @@ type tableWriter struct{ rows [][]string }
 func (t *tableWriter) row(cells ...any) {
 	row := make([]string, len(cells))
 	for i, c := range cells {
-		row[i] = printable(fmt.Sprint(c))
+		row[i] = shortened(printable(fmt.Sprint(c)))
 	}
 	t.rows = append(t.rows, row)
+}
+
+// shortened keeps a table readable; the other output forms have the whole text.
+func shortened(s string) string {
+	const most = 240
+	if runes := []rune(s); len(runes) > most {
+		return string(runes[:most]) + "…"
+	}
+	return s
 }
 
 func (t *tableWriter) flush(w io.Writer) error {

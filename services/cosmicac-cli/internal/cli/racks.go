@@ -26,7 +26,10 @@ func (e *environment) racksCommand() *cobra.Command {
 					var total, held, offerable uint32
 					for _, n := range r.Nodes {
 						for _, g := range n.GPUs {
-							total, held, offerable = total+g.Total, held+g.Held, offerable+g.Offerable
+							total, held = total+g.Total, held+g.Held
+							if r.Connected {
+								offerable += g.Offerable
+							}
 						}
 					}
 					message := r.Message
@@ -108,6 +111,13 @@ func (e *environment) nodesCommand() *cobra.Command {
 			for _, r := range racks {
 				for _, n := range r.Nodes {
 					n.RackID, n.Location = r.ID, r.Location
+					if !r.Connected {
+						// What was last heard is no fact any more.
+						n.Message = strings.TrimPrefix(n.Message+"; as seen "+age(r.LastSeenAt, time.Now())+" ago, its worker is not connected", "; ")
+						for i := range n.GPUs {
+							n.GPUs[i].Offerable = 0
+						}
+					}
 					nodes = append(nodes, n)
 				}
 			}
