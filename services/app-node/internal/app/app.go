@@ -6,7 +6,7 @@
 // ask for is there. The orchestrator may be away: app-node starts without it and
 // says so. It stops in reverse.
 //
-// The package holds wiring and configuration only; each concern is a package
+// It holds no logic: wiring and configuration only, each concern is a package
 // beside it.
 package app
 
