@@ -107,7 +107,7 @@ type track struct {
 	deadline time.Duration
 }
 
-// New makes an engine. Run starts it.
+// New makes an engine. Run starts it, and must be called: it ends what New began.
 func New(o Options) *Engine {
 	if o.Changed == nil {
 		o.Changed = func() {}
@@ -126,6 +126,7 @@ func New(o Options) *Engine {
 // Run reads the anchors once the view has listed everything, then works until
 // ctx ends and every pass that was begun has returned.
 func (e *Engine) Run(ctx context.Context) error {
+	defer e.queue.ShutDown()
 	for !e.o.View.Synced() {
 		select {
 		case <-ctx.Done():
