@@ -86,6 +86,7 @@ type registrar struct {
 // Pauses of the registrar.
 const (
 	registerAgain = 30 * time.Second
+	registerSoon  = 250 * time.Millisecond
 	registerRetry = 2 * time.Second
 	registerMost  = 30 * time.Second
 	registerCall  = 10 * time.Second
@@ -118,7 +119,9 @@ func (r registrar) run(ctx context.Context) error {
 			}
 		}
 		pause := registerAgain
-		if err := r.register(ctx, orks); err != nil {
+		if _, other := r.worker.Tenure.Other(); !other && !r.worker.Tenure.Held() {
+			pause = registerSoon // the Lease is about to be taken, or the cluster is away and said to be
+		} else if err := r.register(ctx, orks); err != nil {
 			if ctx.Err() != nil {
 				return nil
 			}
@@ -145,11 +148,8 @@ func (r registrar) run(ctx context.Context) error {
 
 // register calls each ork; one that takes the rack is enough.
 func (r registrar) register(ctx context.Context, orks map[peer.ID]bool) error {
-	if !r.worker.Tenure.Held() {
-		if other, ok := r.worker.Tenure.Other(); ok {
-			return fault.New(fault.Unavailable, "key %s on %s works on this rack", other.Key, other.Place)
-		}
-		return fault.New(fault.Unavailable, "the rack's Lease is not held yet")
+	if other, ok := r.worker.Tenure.Other(); ok {
+		return fault.New(fault.Unavailable, "key %s on %s works on this rack", other.Key, other.Place)
 	}
 	if len(orks) == 0 {
 		r.health.Raise(health.OrkUnreachable, "the roster lists none")
