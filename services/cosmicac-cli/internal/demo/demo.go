@@ -379,6 +379,7 @@ func (d *Demo) startDaemons(role meshv1.Role) func(context.Context) error {
 			f := d.files(x)
 			d.start(x.Name, 15*time.Second, func() *exec.Cmd {
 				cmd := exec.Command(filepath.Join(d.o.Bin, x.Binary()), "--config", f.Config)
+				cmd.Env = outside()
 				cmd.Stderr = d.openLog(x.Name)
 				return cmd
 			})
@@ -447,7 +448,7 @@ func (d *Demo) startCaddy(ctx context.Context) error {
 	d.start("caddy", 10*time.Second, func() *exec.Cmd {
 		cmd := exec.Command(filepath.Join(d.o.Bin, "caddy"), "run", "--config", filepath.Join(d.o.Repository, "deploy", "caddy", "Caddyfile"), "--adapter", "caddyfile")
 		home := filepath.Join(d.dir, "caddy")
-		cmd.Env = append(os.Environ(), "HOME="+home, "XDG_DATA_HOME="+home, "XDG_CONFIG_HOME="+home,
+		cmd.Env = append(outside(), "HOME="+home, "XDG_DATA_HOME="+home, "XDG_CONFIG_HOME="+home,
 			"COSMICAC_SITE="+fmt.Sprintf("http://:%d", d.port), "COSMICAC_BIND=127.0.0.1", "COSMICAC_UI_ROOT="+d.o.UI,
 			"COSMICAC_APP_NODE=unix/"+d.socket("app-node"), "COSMICAC_PROXY=unix/"+d.socket("proxy-inference"), "COSMICAC_MONITOR=unix/"+d.socket("wrk-monitor"))
 		cmd.Stderr = d.openLog("caddy")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/creack/pty"
 
+	"github.com/cosmicac/cosmicac/pkg/identity"
 	"github.com/cosmicac/cosmicac/services/cosmicac-cli/internal/client"
 )
 
@@ -308,16 +309,17 @@ func stranger(t *testing.T, d *Demo) {
 		}
 		return strings.Contains(string(raw), "denied") || strings.Contains(string(raw), "not in the roster"), string(raw)
 	})
-	eventually(t, "the bootstraps' logs naming the refusal", func() (bool, string) {
-		select {
-		case <-ended:
-			// It refused to start by itself; nobody was asked.
-			return true, ""
-		default:
-		}
+	key, err := identity.Load(filepath.Join(dir, "identity.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "another daemon's log naming the refused key", func() (bool, string) {
 		for _, x := range d.daemons {
-			if raw, _ := os.ReadFile(d.files(x).Log); strings.Contains(string(raw), "denied") {
-				return true, ""
+			raw, _ := os.ReadFile(d.files(x).Log)
+			for _, line := range strings.Split(string(raw), "\n") {
+				if strings.Contains(line, "refused peer") && strings.Contains(line, key.ID().String()) {
+					return true, ""
+				}
 			}
 		}
 		return false, "no log names it"

@@ -39,14 +39,19 @@ func (d *Demo) cli(ctx context.Context, stdin string, show bool, env []string, a
 	return out.String(), nil
 }
 
-func (d *Demo) environment() []string {
+// outside is this process's environment without what would override a config.
+func outside() []string {
 	var env []string
 	for _, kv := range os.Environ() {
 		if !strings.HasPrefix(kv, "COSMICAC_") {
 			env = append(env, kv)
 		}
 	}
-	return append(env, "COSMICAC_CONFIG_DIR="+filepath.Join(d.dir, "user"))
+	return env
+}
+
+func (d *Demo) environment() []string {
+	return append(outside(), "COSMICAC_CONFIG_DIR="+filepath.Join(d.dir, "user"))
 }
 
 func quoted(args []string) []string {
