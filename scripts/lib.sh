@@ -31,8 +31,10 @@ cached() {
     out="$cache/.$name-$key.$$" "$@"
     mv "$cache/.$name-$key.$$" "$out"
   fi
-  cp -fl "$out" "$bin/.$name" 2>/dev/null || cp -f "$out" "$bin/.$name"
-  mv -f "$bin/.$name" "$bin/$name"
+  if [ ! "$out" -ef "$bin/$name" ]; then
+    rm -f "$bin/$name"
+    ln "$out" "$bin/$name" 2>/dev/null || cp "$out" "$bin/$name"
+  fi
 }
 
 # tool NAME PACKAGE: a tool pinned by scripts/tools/go.mod.
