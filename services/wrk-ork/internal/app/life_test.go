@@ -189,7 +189,7 @@ func TestAllProblemsOfASpecArriveWithTheirFields(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, gpuNode("n1", 8))
 	s := containerSpec("a\nb", 5000)
-	s.DiskGib = 0
+	s.DiskGib = 70_000
 	_, err := l.jobs.CreateJob(l.ctx, &orkv1.CreateJobRequest{Spec: s, Owner: &orkv1.Owner{ProjectId: "p-1"}})
 	if fault.KindOf(err) != fault.Invalid || len(fault.DetailsOf(err)) != 3 {
 		t.Errorf("%v %v", err, fault.DetailsOf(err))
