@@ -54,10 +54,12 @@ test('a job is created, runs, stops and is deleted before the user\'s eyes', asy
 test('bad input names the field and the rule', async ({ page }) => {
   await login(page);
   await page.getByRole('link', { name: 'Create job' }).click();
-  await page.getByLabel('GPU count').fill('-3');
+  await choose(page, 'Location', /us/);
+  await choose(page, 'GPU', 'GH100_H100_SXM5_80GB');
+  await choose(page, 'Base OS image', 'Ubuntu22.04/CUDA12.8.1');
   await page.getByRole('button', { name: 'Create', exact: true }).click();
-  await expect(page.getByRole('alert')).toBeVisible();
   await expect(page.getByRole('alert')).toContainText('name');
+  await expect(page.getByLabel('Job name')).toHaveAttribute('aria-invalid', 'true');
 });
 
 test('eight GPUs of a model whose nodes have four fail with the reason', async ({ page }) => {
