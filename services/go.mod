@@ -2,7 +2,6 @@ module github.com/cosmicac/cosmicac/services
 
 go 1.26.7
 
-
 require (
 	github.com/coder/websocket v1.8.15 // indirect
 	github.com/creack/pty v1.1.24 // indirect
@@ -29,6 +28,7 @@ require (
 	github.com/kr/fs v0.1.0 // indirect
 	github.com/openai/openai-go/v3 v3.98.0 // indirect
 	github.com/pkg/sftp v1.13.12 // indirect
+	github.com/prometheus/common v0.74.0
 	github.com/prometheus/prometheus v0.316.0 // indirect
 	github.com/spf13/cobra v1.10.2 // indirect
 	github.com/spf13/pflag v1.0.10 // indirect

@@ -61,9 +61,8 @@ func (n *Node) makeHost() error {
 		libp2p.ResourceManager(&gatedResources{ResourceManager: resources, allow: n.allowStream}),
 		libp2p.ConnectionManager(conns),
 		libp2p.ConnectionGater(n.gate),
-		libp2p.DialRanker(preferTCP),
 		libp2p.Ping(false), // ours is behind admission
-		libp2p.SwarmOpts(swarm.WithDialTimeout(6*time.Second), swarm.WithDialTimeoutLocal(3*time.Second)),
+		libp2p.SwarmOpts(swarm.WithDialRanker(preferTCP), swarm.WithDialTimeout(6*time.Second), swarm.WithDialTimeoutLocal(3*time.Second)),
 		libp2p.UDPBlackHoleSuccessCounter(nil), libp2p.IPv6BlackHoleSuccessCounter(nil),
 	}
 	if len(announce) > 0 {

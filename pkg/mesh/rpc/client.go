@@ -252,7 +252,7 @@ func newLink(conn net.Conn, drop func(*link)) (*link, error) {
 			}
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes), grpc.MaxCallSendMsgSize(MaxMessageBytes)),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0), grpc.WithSharedWriteBuffer(true),
+		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
 	)
 	if err != nil {
 		_ = conn.Close()

@@ -58,7 +58,6 @@ func NewServer(o ServerOptions) *Server {
 		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		grpc.MaxHeaderListSize(16<<10),
-		grpc.SharedWriteBuffer(true),
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
 			ctx, err = o.authorize(ctx, info.FullMethod)

@@ -341,15 +341,3 @@ func (l *lab) job(token string, body map[string]any) string {
 	l.ok(201, &out, "POST", "/api/v1/jobs", token, body)
 	return out.ID
 }
-
-// eventually polls until a condition holds.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
-	for !is() {
-		if time.Now().After(deadline) {
-			t.Fatalf("never: %s", what)
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-}

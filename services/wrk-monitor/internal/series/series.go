@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 	"github.com/prometheus/prometheus/model/textparse"
 	"github.com/prometheus/prometheus/storage"
@@ -103,7 +104,7 @@ func (s *Store) Append(ctx context.Context, t Target, exposition []byte, now tim
 	}
 	for name, v := range map[string]float64{"up": up, "scrape_duration_seconds": took.Seconds()} {
 		own := t.own()
-		own[labels.MetricName] = name
+		own[model.MetricNameLabel] = name
 		if _, err := app.Append(0, labels.FromMap(own), ts, v); err != nil && !outOfOrder(err) {
 			_ = app.Rollback()
 			return fault.Wrap(fault.Unavailable, err, "store %s of %s", name, t.Instance)
@@ -161,7 +162,7 @@ func (s *Store) appendText(app storage.Appender, t Target, exposition []byte, ts
 // relabel puts the monitor's own labels in place of the target's and refuses
 // what is out of bounds.
 func relabel(l labels.Labels, own map[string]string, agent bool) (labels.Labels, bool) {
-	name := l.Get(labels.MetricName)
+	name := l.Get(model.MetricNameLabel)
 	if name == "" || l.Len() > maximumLabels || agent && !agentNames.MatchString(name) {
 		return l, false
 	}

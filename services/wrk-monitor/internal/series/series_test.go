@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
 )
 
@@ -17,7 +18,7 @@ func count(t *testing.T, s *Store, everything bool, projects ...string) int {
 	}
 	defer q.Close()
 	n := 0
-	for set := q.Select(t.Context(), false, nil, labels.MustNewMatcher(labels.MatchRegexp, labels.MetricName, ".+")); set.Next(); {
+	for set := q.Select(t.Context(), false, nil, labels.MustNewMatcher(labels.MatchRegexp, model.MetricNameLabel, ".+")); set.Next(); {
 		n++
 	}
 	return n

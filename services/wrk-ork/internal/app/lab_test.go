@@ -15,7 +15,6 @@ import (
 
 	"github.com/goccy/go-yaml"
 	"github.com/hashicorp/go-hclog"
-	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
@@ -67,8 +66,7 @@ type lab struct {
 	jobs    orkv1.JobsClient
 	racks   orkv1.RacksClient
 	worker  *fakeWorker
-	rack    *mesh.Node // the worker's node
-	rackID  peer.ID
+	rack    *mesh.Node    // the worker's node
 	key     *identity.Key // the worker's
 }
 
