@@ -93,7 +93,7 @@ func (c *Client) Attach(ctx context.Context, t Terminal) (status int, err error)
 				cancel(ErrEscaped)
 				return
 			case escapeHelp:
-				fmt.Fprint(os.Stderr, "~.  leave this session\r\n~~  type a tilde\r\n")
+				fmt.Fprint(os.Stderr, "~.  end the connection\r\n~~  type a tilde\r\n")
 			}
 			if err != nil {
 				return
