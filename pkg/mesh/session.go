@@ -302,7 +302,7 @@ func (t *sessions) to(p peer.ID) []*session {
 	return append([]*session(nil), t.peers[p]...)
 }
 
-// best picks the session that new streams to p should take: admitted both ways,
+// best picks which session new streams to p should take: admitted both ways,
 // not suspect before suspect, direct before relayed, younger before older (a peer
 // that dials again has often lost the old one).
 func (t *sessions) best(p peer.ID) *session {
