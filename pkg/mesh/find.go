@@ -30,9 +30,9 @@ const (
 	findLimit = 5 * time.Second
 )
 
-// startDHT joins the network's own Kademlia DHT: no filters, so that loopback and
-// LAN addresses count; members only; the mode forced.
-func (n *Node) startDHT() error {
+// makeDHT makes this node's part of the network's own Kademlia DHT: no filters, so
+// that loopback and LAN addresses count; members only; the mode forced.
+func (n *Node) makeDHT() error {
 	if n.o.DHT == DHTOff {
 		return nil
 	}
@@ -53,7 +53,7 @@ func (n *Node) startDHT() error {
 		dht.ProviderManagerOpts(records.ProvideValidity(providerLife), records.CleanupInterval(providerLife/2), records.ProviderAddrTTL(providerLife)),
 	)
 	if err != nil {
-		return fault.Wrap(fault.Internal, flat(err), "start the dht")
+		return fault.Wrap(fault.Internal, flat(err), "make the dht")
 	}
 	n.kad = kad
 	return nil

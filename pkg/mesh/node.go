@@ -100,6 +100,11 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		n.small.Close()
 		return nil, err
 	}
+	// Before anything can ask for a peer: a call may be made before Start.
+	if err := n.makeDHT(); err != nil {
+		_ = n.Close(ctx)
+		return nil, err
+	}
 	return n, nil
 }
 
@@ -188,9 +193,6 @@ func (n *Node) Start(ctx context.Context) error {
 	n.host.SetStreamHandler(n.protocol(admitName), n.serveAdmit)
 	n.host.SetStreamHandler(n.protocol(grpcName), n.serveRPC)
 	n.host.SetStreamHandler(n.protocol(pingName), n.servePing)
-	if err := n.startDHT(); err != nil {
-		return err
-	}
 	for _, text := range n.o.Listen {
 		a, err := listenAddress(text)
 		if err != nil {
