@@ -850,7 +850,14 @@ type JoinToken struct {
 	Bootstraps           []*BootstrapAddress    `protobuf:"bytes,3,rep,name=bootstraps,proto3" json:"bootstraps,omitempty"`
 	MinimumRosterVersion uint64                 `protobuf:"varint,4,opt,name=minimum_roster_version,json=minimumRosterVersion,proto3" json:"minimum_roster_version,omitempty"`
 	// Proves that the request comes from a holder of the token.
-	Secret        []byte `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`
+	Secret []byte `protobuf:"bytes,5,opt,name=secret,proto3" json:"secret,omitempty"`
+	// What the operator expects to join with it: the name and roles that
+	// `cosmicac join` asks for unless told otherwise. Both may be empty.
+	Name  string `protobuf:"bytes,6,opt,name=name,proto3" json:"name,omitempty"`
+	Roles []Role `protobuf:"varint,7,rep,packed,name=roles,proto3,enum=cosmicac.mesh.v1.Role" json:"roles,omitempty"`
+	// Whoever shows the token is admitted while `network token --approve` runs,
+	// so it must not stand in a command line.
+	Approved      bool `protobuf:"varint,8,opt,name=approved,proto3" json:"approved,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -916,6 +923,298 @@ func (x *JoinToken) GetMinimumRosterVersion() uint64 {
 func (x *JoinToken) GetSecret() []byte {
 	if x != nil {
 		return x.Secret
+	}
+	return nil
+}
+
+func (x *JoinToken) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *JoinToken) GetRoles() []Role {
+	if x != nil {
+		return x.Roles
+	}
+	return nil
+}
+
+func (x *JoinToken) GetApproved() bool {
+	if x != nil {
+		return x.Approved
+	}
+	return false
+}
+
+// NetworkRecords are signed records of one network.
+type NetworkRecords struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	GenesisEnvelope []byte                 `protobuf:"bytes,1,opt,name=genesis_envelope,json=genesisEnvelope,proto3" json:"genesis_envelope,omitempty"`
+	// Either may be empty where only the other changed.
+	RosterEnvelope      []byte `protobuf:"bytes,2,opt,name=roster_envelope,json=rosterEnvelope,proto3" json:"roster_envelope,omitempty"`
+	NetworkInfoEnvelope []byte `protobuf:"bytes,3,opt,name=network_info_envelope,json=networkInfoEnvelope,proto3" json:"network_info_envelope,omitempty"`
+	unknownFields       protoimpl.UnknownFields
+	sizeCache           protoimpl.SizeCache
+}
+
+func (x *NetworkRecords) Reset() {
+	*x = NetworkRecords{}
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NetworkRecords) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NetworkRecords) ProtoMessage() {}
+
+func (x *NetworkRecords) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NetworkRecords.ProtoReflect.Descriptor instead.
+func (*NetworkRecords) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_record_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *NetworkRecords) GetGenesisEnvelope() []byte {
+	if x != nil {
+		return x.GenesisEnvelope
+	}
+	return nil
+}
+
+func (x *NetworkRecords) GetRosterEnvelope() []byte {
+	if x != nil {
+		return x.RosterEnvelope
+	}
+	return nil
+}
+
+func (x *NetworkRecords) GetNetworkInfoEnvelope() []byte {
+	if x != nil {
+		return x.NetworkInfoEnvelope
+	}
+	return nil
+}
+
+// ChangeRequest asks a holder of a root key to sign. It holds the records it
+// builds on, so that the signing machine needs nothing but the key: it can see
+// what would change, and a request that builds on older records is refused.
+type ChangeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Base  *NetworkRecords        `protobuf:"bytes,1,opt,name=base,proto3" json:"base,omitempty"`
+	// Sign the next roster with these members. Its version and times are the
+	// signer's.
+	SignRoster bool      `protobuf:"varint,2,opt,name=sign_roster,json=signRoster,proto3" json:"sign_roster,omitempty"`
+	Members    []*Member `protobuf:"bytes,3,rep,name=members,proto3" json:"members,omitempty"`
+	// Sign the next NetworkInfo with these bootstraps.
+	SignNetworkInfo bool                `protobuf:"varint,4,opt,name=sign_network_info,json=signNetworkInfo,proto3" json:"sign_network_info,omitempty"`
+	Bootstraps      []*BootstrapAddress `protobuf:"bytes,5,rep,name=bootstraps,proto3" json:"bootstraps,omitempty"`
+	// Make new root keys where this is signed. The present ones lose their power.
+	// Roster and NetworkInfo are signed anew, whatever the flags above say.
+	RotateRootKeys bool `protobuf:"varint,6,opt,name=rotate_root_keys,json=rotateRootKeys,proto3" json:"rotate_root_keys,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *ChangeRequest) Reset() {
+	*x = ChangeRequest{}
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChangeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChangeRequest) ProtoMessage() {}
+
+func (x *ChangeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChangeRequest.ProtoReflect.Descriptor instead.
+func (*ChangeRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_record_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *ChangeRequest) GetBase() *NetworkRecords {
+	if x != nil {
+		return x.Base
+	}
+	return nil
+}
+
+func (x *ChangeRequest) GetSignRoster() bool {
+	if x != nil {
+		return x.SignRoster
+	}
+	return false
+}
+
+func (x *ChangeRequest) GetMembers() []*Member {
+	if x != nil {
+		return x.Members
+	}
+	return nil
+}
+
+func (x *ChangeRequest) GetSignNetworkInfo() bool {
+	if x != nil {
+		return x.SignNetworkInfo
+	}
+	return false
+}
+
+func (x *ChangeRequest) GetBootstraps() []*BootstrapAddress {
+	if x != nil {
+		return x.Bootstraps
+	}
+	return nil
+}
+
+func (x *ChangeRequest) GetRotateRootKeys() bool {
+	if x != nil {
+		return x.RotateRootKeys
+	}
+	return false
+}
+
+// Backup is what an operator's folder is built from again. With keys or the
+// network key in it the file is encrypted.
+type Backup struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Records *NetworkRecords        `protobuf:"bytes,1,opt,name=records,proto3" json:"records,omitempty"`
+	// The daemons' shared key.
+	NetworkKey    []byte        `protobuf:"bytes,2,opt,name=network_key,json=networkKey,proto3" json:"network_key,omitempty"`
+	Files         []*BackupFile `protobuf:"bytes,3,rep,name=files,proto3" json:"files,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Backup) Reset() {
+	*x = Backup{}
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Backup) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Backup) ProtoMessage() {}
+
+func (x *Backup) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Backup.ProtoReflect.Descriptor instead.
+func (*Backup) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_record_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Backup) GetRecords() *NetworkRecords {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *Backup) GetNetworkKey() []byte {
+	if x != nil {
+		return x.NetworkKey
+	}
+	return nil
+}
+
+func (x *Backup) GetFiles() []*BackupFile {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+// BackupFile is one private file of an operator's folder.
+type BackupFile struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A name without folder, as "root.key".
+	Name          string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Content       []byte `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BackupFile) Reset() {
+	*x = BackupFile{}
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BackupFile) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BackupFile) ProtoMessage() {}
+
+func (x *BackupFile) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_record_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BackupFile.ProtoReflect.Descriptor instead.
+func (*BackupFile) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_record_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *BackupFile) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BackupFile) GetContent() []byte {
+	if x != nil {
+		return x.Content
 	}
 	return nil
 }
@@ -1015,7 +1314,7 @@ const file_cosmicac_mesh_v1_record_proto_rawDesc = "" +
 	"\fssh_host_key\x18\r \x01(\tR\n" +
 	"sshHostKey\x12!\n" +
 	"\fdefault_user\x18\x0e \x01(\tR\vdefaultUser\x12\x12\n" +
-	"\x04name\x18\x0f \x01(\tR\x04name\"\xd9\x01\n" +
+	"\x04name\x18\x0f \x01(\tR\x04name\"\xb7\x02\n" +
 	"\tJoinToken\x12\x1d\n" +
 	"\n" +
 	"network_id\x18\x01 \x01(\fR\tnetworkId\x12\x1b\n" +
@@ -1024,7 +1323,33 @@ const file_cosmicac_mesh_v1_record_proto_rawDesc = "" +
 	"bootstraps\x18\x03 \x03(\v2\".cosmicac.mesh.v1.BootstrapAddressR\n" +
 	"bootstraps\x124\n" +
 	"\x16minimum_roster_version\x18\x04 \x01(\x04R\x14minimumRosterVersion\x12\x16\n" +
-	"\x06secret\x18\x05 \x01(\fR\x06secretB@Z>github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1;meshv1b\x06proto3"
+	"\x06secret\x18\x05 \x01(\fR\x06secret\x12\x12\n" +
+	"\x04name\x18\x06 \x01(\tR\x04name\x12,\n" +
+	"\x05roles\x18\a \x03(\x0e2\x16.cosmicac.mesh.v1.RoleR\x05roles\x12\x1a\n" +
+	"\bapproved\x18\b \x01(\bR\bapproved\"\x98\x01\n" +
+	"\x0eNetworkRecords\x12)\n" +
+	"\x10genesis_envelope\x18\x01 \x01(\fR\x0fgenesisEnvelope\x12'\n" +
+	"\x0froster_envelope\x18\x02 \x01(\fR\x0erosterEnvelope\x122\n" +
+	"\x15network_info_envelope\x18\x03 \x01(\fR\x13networkInfoEnvelope\"\xb4\x02\n" +
+	"\rChangeRequest\x124\n" +
+	"\x04base\x18\x01 \x01(\v2 .cosmicac.mesh.v1.NetworkRecordsR\x04base\x12\x1f\n" +
+	"\vsign_roster\x18\x02 \x01(\bR\n" +
+	"signRoster\x122\n" +
+	"\amembers\x18\x03 \x03(\v2\x18.cosmicac.mesh.v1.MemberR\amembers\x12*\n" +
+	"\x11sign_network_info\x18\x04 \x01(\bR\x0fsignNetworkInfo\x12B\n" +
+	"\n" +
+	"bootstraps\x18\x05 \x03(\v2\".cosmicac.mesh.v1.BootstrapAddressR\n" +
+	"bootstraps\x12(\n" +
+	"\x10rotate_root_keys\x18\x06 \x01(\bR\x0erotateRootKeys\"\x99\x01\n" +
+	"\x06Backup\x12:\n" +
+	"\arecords\x18\x01 \x01(\v2 .cosmicac.mesh.v1.NetworkRecordsR\arecords\x12\x1f\n" +
+	"\vnetwork_key\x18\x02 \x01(\fR\n" +
+	"networkKey\x122\n" +
+	"\x05files\x18\x03 \x03(\v2\x1c.cosmicac.mesh.v1.BackupFileR\x05files\":\n" +
+	"\n" +
+	"BackupFile\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\fR\acontentB@Z>github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_cosmicac_mesh_v1_record_proto_rawDescOnce sync.Once
@@ -1038,7 +1363,7 @@ func file_cosmicac_mesh_v1_record_proto_rawDescGZIP() []byte {
 	return file_cosmicac_mesh_v1_record_proto_rawDescData
 }
 
-var file_cosmicac_mesh_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 9)
+var file_cosmicac_mesh_v1_record_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_cosmicac_mesh_v1_record_proto_goTypes = []any{
 	(*Genesis)(nil),               // 0: cosmicac.mesh.v1.Genesis
 	(*Member)(nil),                // 1: cosmicac.mesh.v1.Member
@@ -1049,29 +1374,39 @@ var file_cosmicac_mesh_v1_record_proto_goTypes = []any{
 	(*Grant)(nil),                 // 6: cosmicac.mesh.v1.Grant
 	(*Card)(nil),                  // 7: cosmicac.mesh.v1.Card
 	(*JoinToken)(nil),             // 8: cosmicac.mesh.v1.JoinToken
-	(*timestamppb.Timestamp)(nil), // 9: google.protobuf.Timestamp
-	(Role)(0),                     // 10: cosmicac.mesh.v1.Role
+	(*NetworkRecords)(nil),        // 9: cosmicac.mesh.v1.NetworkRecords
+	(*ChangeRequest)(nil),         // 10: cosmicac.mesh.v1.ChangeRequest
+	(*Backup)(nil),                // 11: cosmicac.mesh.v1.Backup
+	(*BackupFile)(nil),            // 12: cosmicac.mesh.v1.BackupFile
+	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
+	(Role)(0),                     // 14: cosmicac.mesh.v1.Role
 }
 var file_cosmicac_mesh_v1_record_proto_depIdxs = []int32{
-	9,  // 0: cosmicac.mesh.v1.Genesis.created_at:type_name -> google.protobuf.Timestamp
-	10, // 1: cosmicac.mesh.v1.Member.roles:type_name -> cosmicac.mesh.v1.Role
-	9,  // 2: cosmicac.mesh.v1.Member.admitted_at:type_name -> google.protobuf.Timestamp
+	13, // 0: cosmicac.mesh.v1.Genesis.created_at:type_name -> google.protobuf.Timestamp
+	14, // 1: cosmicac.mesh.v1.Member.roles:type_name -> cosmicac.mesh.v1.Role
+	13, // 2: cosmicac.mesh.v1.Member.admitted_at:type_name -> google.protobuf.Timestamp
 	1,  // 3: cosmicac.mesh.v1.Roster.members:type_name -> cosmicac.mesh.v1.Member
-	9,  // 4: cosmicac.mesh.v1.Roster.issued_at:type_name -> google.protobuf.Timestamp
-	9,  // 5: cosmicac.mesh.v1.Roster.not_after:type_name -> google.protobuf.Timestamp
+	13, // 4: cosmicac.mesh.v1.Roster.issued_at:type_name -> google.protobuf.Timestamp
+	13, // 5: cosmicac.mesh.v1.Roster.not_after:type_name -> google.protobuf.Timestamp
 	3,  // 6: cosmicac.mesh.v1.NetworkInfo.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
-	9,  // 7: cosmicac.mesh.v1.NetworkInfo.issued_at:type_name -> google.protobuf.Timestamp
-	9,  // 8: cosmicac.mesh.v1.JobCertificate.not_before:type_name -> google.protobuf.Timestamp
-	9,  // 9: cosmicac.mesh.v1.JobCertificate.not_after:type_name -> google.protobuf.Timestamp
-	9,  // 10: cosmicac.mesh.v1.Grant.not_before:type_name -> google.protobuf.Timestamp
-	9,  // 11: cosmicac.mesh.v1.Grant.not_after:type_name -> google.protobuf.Timestamp
-	10, // 12: cosmicac.mesh.v1.Card.role:type_name -> cosmicac.mesh.v1.Role
+	13, // 7: cosmicac.mesh.v1.NetworkInfo.issued_at:type_name -> google.protobuf.Timestamp
+	13, // 8: cosmicac.mesh.v1.JobCertificate.not_before:type_name -> google.protobuf.Timestamp
+	13, // 9: cosmicac.mesh.v1.JobCertificate.not_after:type_name -> google.protobuf.Timestamp
+	13, // 10: cosmicac.mesh.v1.Grant.not_before:type_name -> google.protobuf.Timestamp
+	13, // 11: cosmicac.mesh.v1.Grant.not_after:type_name -> google.protobuf.Timestamp
+	14, // 12: cosmicac.mesh.v1.Card.role:type_name -> cosmicac.mesh.v1.Role
 	3,  // 13: cosmicac.mesh.v1.JoinToken.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	14, // 14: cosmicac.mesh.v1.JoinToken.roles:type_name -> cosmicac.mesh.v1.Role
+	9,  // 15: cosmicac.mesh.v1.ChangeRequest.base:type_name -> cosmicac.mesh.v1.NetworkRecords
+	1,  // 16: cosmicac.mesh.v1.ChangeRequest.members:type_name -> cosmicac.mesh.v1.Member
+	3,  // 17: cosmicac.mesh.v1.ChangeRequest.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
+	9,  // 18: cosmicac.mesh.v1.Backup.records:type_name -> cosmicac.mesh.v1.NetworkRecords
+	12, // 19: cosmicac.mesh.v1.Backup.files:type_name -> cosmicac.mesh.v1.BackupFile
+	20, // [20:20] is the sub-list for method output_type
+	20, // [20:20] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_mesh_v1_record_proto_init() }
@@ -1086,7 +1421,7 @@ func file_cosmicac_mesh_v1_record_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_mesh_v1_record_proto_rawDesc), len(file_cosmicac_mesh_v1_record_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   9,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -275,8 +275,10 @@ type RequestJoinResponse struct {
 	RosterEnvelope      []byte `protobuf:"bytes,2,opt,name=roster_envelope,json=rosterEnvelope,proto3" json:"roster_envelope,omitempty"`
 	NetworkInfoEnvelope []byte `protobuf:"bytes,3,opt,name=network_info_envelope,json=networkInfoEnvelope,proto3" json:"network_info_envelope,omitempty"`
 	GenesisEnvelope     []byte `protobuf:"bytes,4,opt,name=genesis_envelope,json=genesisEnvelope,proto3" json:"genesis_envelope,omitempty"`
-	unknownFields       protoimpl.UnknownFields
-	sizeCache           protoimpl.SizeCache
+	// When this bootstrap first heard the request, while it stands.
+	FirstSeenAt   *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=first_seen_at,json=firstSeenAt,proto3" json:"first_seen_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RequestJoinResponse) Reset() {
@@ -333,6 +335,13 @@ func (x *RequestJoinResponse) GetNetworkInfoEnvelope() []byte {
 func (x *RequestJoinResponse) GetGenesisEnvelope() []byte {
 	if x != nil {
 		return x.GenesisEnvelope
+	}
+	return nil
+}
+
+func (x *RequestJoinResponse) GetFirstSeenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.FirstSeenAt
 	}
 	return nil
 }
@@ -598,12 +607,13 @@ const file_cosmicac_mesh_v1_registry_proto_rawDesc = "" +
 	"\x12RequestJoinRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12,\n" +
 	"\x05roles\x18\x02 \x03(\x0e2\x16.cosmicac.mesh.v1.RoleR\x05roles\x12\x14\n" +
-	"\x05proof\x18\x03 \x01(\fR\x05proof\"\xb9\x01\n" +
+	"\x05proof\x18\x03 \x01(\fR\x05proof\"\xf9\x01\n" +
 	"\x13RequestJoinResponse\x12\x1a\n" +
 	"\badmitted\x18\x01 \x01(\bR\badmitted\x12'\n" +
 	"\x0froster_envelope\x18\x02 \x01(\fR\x0erosterEnvelope\x122\n" +
 	"\x15network_info_envelope\x18\x03 \x01(\fR\x13networkInfoEnvelope\x12)\n" +
-	"\x10genesis_envelope\x18\x04 \x01(\fR\x0fgenesisEnvelope\"\x19\n" +
+	"\x10genesis_envelope\x18\x04 \x01(\fR\x0fgenesisEnvelope\x12>\n" +
+	"\rfirst_seen_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vfirstSeenAt\"\x19\n" +
 	"\x17ListJoinRequestsRequest\"U\n" +
 	"\x18ListJoinRequestsResponse\x129\n" +
 	"\brequests\x18\x01 \x03(\v2\x1d.cosmicac.mesh.v1.JoinRequestR\brequests\"\xde\x01\n" +
@@ -658,24 +668,25 @@ var file_cosmicac_mesh_v1_registry_proto_goTypes = []any{
 var file_cosmicac_mesh_v1_registry_proto_depIdxs = []int32{
 	11, // 0: cosmicac.mesh.v1.ListCardsRequest.role:type_name -> cosmicac.mesh.v1.Role
 	11, // 1: cosmicac.mesh.v1.RequestJoinRequest.roles:type_name -> cosmicac.mesh.v1.Role
-	8,  // 2: cosmicac.mesh.v1.ListJoinRequestsResponse.requests:type_name -> cosmicac.mesh.v1.JoinRequest
-	11, // 3: cosmicac.mesh.v1.JoinRequest.roles:type_name -> cosmicac.mesh.v1.Role
-	12, // 4: cosmicac.mesh.v1.JoinRequest.first_seen_at:type_name -> google.protobuf.Timestamp
-	0,  // 5: cosmicac.mesh.v1.Cards.PutCard:input_type -> cosmicac.mesh.v1.PutCardRequest
-	2,  // 6: cosmicac.mesh.v1.Cards.ListCards:input_type -> cosmicac.mesh.v1.ListCardsRequest
-	4,  // 7: cosmicac.mesh.v1.Joining.RequestJoin:input_type -> cosmicac.mesh.v1.RequestJoinRequest
-	6,  // 8: cosmicac.mesh.v1.Joining.ListJoinRequests:input_type -> cosmicac.mesh.v1.ListJoinRequestsRequest
-	9,  // 9: cosmicac.mesh.v1.Joining.DropJoinRequest:input_type -> cosmicac.mesh.v1.DropJoinRequestRequest
-	1,  // 10: cosmicac.mesh.v1.Cards.PutCard:output_type -> cosmicac.mesh.v1.PutCardResponse
-	3,  // 11: cosmicac.mesh.v1.Cards.ListCards:output_type -> cosmicac.mesh.v1.ListCardsResponse
-	5,  // 12: cosmicac.mesh.v1.Joining.RequestJoin:output_type -> cosmicac.mesh.v1.RequestJoinResponse
-	7,  // 13: cosmicac.mesh.v1.Joining.ListJoinRequests:output_type -> cosmicac.mesh.v1.ListJoinRequestsResponse
-	10, // 14: cosmicac.mesh.v1.Joining.DropJoinRequest:output_type -> cosmicac.mesh.v1.DropJoinRequestResponse
-	10, // [10:15] is the sub-list for method output_type
-	5,  // [5:10] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	12, // 2: cosmicac.mesh.v1.RequestJoinResponse.first_seen_at:type_name -> google.protobuf.Timestamp
+	8,  // 3: cosmicac.mesh.v1.ListJoinRequestsResponse.requests:type_name -> cosmicac.mesh.v1.JoinRequest
+	11, // 4: cosmicac.mesh.v1.JoinRequest.roles:type_name -> cosmicac.mesh.v1.Role
+	12, // 5: cosmicac.mesh.v1.JoinRequest.first_seen_at:type_name -> google.protobuf.Timestamp
+	0,  // 6: cosmicac.mesh.v1.Cards.PutCard:input_type -> cosmicac.mesh.v1.PutCardRequest
+	2,  // 7: cosmicac.mesh.v1.Cards.ListCards:input_type -> cosmicac.mesh.v1.ListCardsRequest
+	4,  // 8: cosmicac.mesh.v1.Joining.RequestJoin:input_type -> cosmicac.mesh.v1.RequestJoinRequest
+	6,  // 9: cosmicac.mesh.v1.Joining.ListJoinRequests:input_type -> cosmicac.mesh.v1.ListJoinRequestsRequest
+	9,  // 10: cosmicac.mesh.v1.Joining.DropJoinRequest:input_type -> cosmicac.mesh.v1.DropJoinRequestRequest
+	1,  // 11: cosmicac.mesh.v1.Cards.PutCard:output_type -> cosmicac.mesh.v1.PutCardResponse
+	3,  // 12: cosmicac.mesh.v1.Cards.ListCards:output_type -> cosmicac.mesh.v1.ListCardsResponse
+	5,  // 13: cosmicac.mesh.v1.Joining.RequestJoin:output_type -> cosmicac.mesh.v1.RequestJoinResponse
+	7,  // 14: cosmicac.mesh.v1.Joining.ListJoinRequests:output_type -> cosmicac.mesh.v1.ListJoinRequestsResponse
+	10, // 15: cosmicac.mesh.v1.Joining.DropJoinRequest:output_type -> cosmicac.mesh.v1.DropJoinRequestResponse
+	11, // [11:16] is the sub-list for method output_type
+	6,  // [6:11] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_mesh_v1_registry_proto_init() }
