@@ -28,6 +28,7 @@ type protocolID = protocol.ID
 const (
 	admitName = "admit"
 	grpcName  = "grpc"
+	callsName = "calls"
 	pingName  = "ping"
 )
 
@@ -193,6 +194,9 @@ func (n *Node) Start(ctx context.Context) error {
 	n.host.SetStreamHandler(n.protocol(admitName), n.serveAdmit)
 	n.host.SetStreamHandler(n.protocol(grpcName), n.serveRPC)
 	n.host.SetStreamHandler(n.protocol(pingName), n.servePing)
+	if !n.o.GRPCOnly {
+		n.host.SetStreamHandler(n.protocol(callsName), n.serveCalls)
+	}
 	for _, text := range n.o.Listen {
 		a, err := listenAddress(text)
 		if err != nil {

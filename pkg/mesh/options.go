@@ -19,6 +19,7 @@ type Credential struct {
 	certificate []byte
 	grant       []byte
 	token       string
+	taker       peer.ID // the one key that is shown the token
 }
 
 type credentialKind int
@@ -42,8 +43,19 @@ func Certificate(envelope []byte) Credential {
 // Grant shows a grant's envelope (the CLI).
 func Grant(envelope []byte) Credential { return Credential{kind: showsGrant, grant: envelope} }
 
-// JoinToken shows an agent's one-time token, before it has a certificate.
-func JoinToken(token string) Credential { return Credential{kind: showsToken, token: token} }
+// JoinToken shows an agent's one-time token, before it has a certificate, to ork
+// alone and only where this node dials it. Until it has a certificate the node
+// introduces itself to nobody else and admits nobody.
+func JoinToken(token string, ork peer.ID) Credential {
+	return Credential{kind: showsToken, token: token, taker: ork}
+}
+
+// EndedCertificate shows ork the join token again, for a certificate that could
+// not be renewed in time, and the certificate to all others: those who hold a
+// grant need not notice.
+func EndedCertificate(envelope []byte, token string, ork peer.ID) Credential {
+	return Credential{kind: showsCertificate, certificate: envelope, token: token, taker: ork}
+}
 
 // Guest shows nothing; only bootstraps take it, for the join request alone.
 func Guest() Credential { return Credential{kind: showsGuest} }
@@ -90,6 +102,9 @@ type Options struct {
 	Private bool
 	// DHT is the node's part in the DHT.
 	DHT DHTMode
+	// GRPCOnly carries all calls as gRPC, as nodes of version 0.1 did: for tests
+	// of both channels, and for comparing them.
+	GRPCOnly bool
 	// AllowGuests admits keys that nobody admitted, for methods with the guests
 	// right alone (bootstraps).
 	AllowGuests bool

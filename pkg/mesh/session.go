@@ -21,6 +21,7 @@ type session struct {
 	peer    peer.ID
 	inbound bool
 	relayed bool
+	address string // of the peer, as text: made once, shown with every call
 	opened  time.Time
 	gone    chan struct{} // closed with the connection
 	ended   time.Time     // guarded by sessions.mu
@@ -49,7 +50,7 @@ type session struct {
 func newSession(c network.Conn, now int64) *session {
 	s := &session{
 		conn: c, peer: c.RemotePeer(), inbound: c.Stat().Direction == network.DirInbound,
-		relayed: isRelayed(c.RemoteMultiaddr()), opened: time.Now(),
+		relayed: isRelayed(c.RemoteMultiaddr()), address: c.RemoteMultiaddr().String(), opened: time.Now(),
 		gone: make(chan struct{}), known: make(chan struct{}), settled: make(chan struct{}),
 	}
 	s.heard.Store(now)
@@ -85,7 +86,7 @@ func (s *session) caller() (Caller, bool) {
 		return Caller{}, false
 	}
 	c := *s.who
-	c.Address = s.conn.RemoteMultiaddr().String()
+	c.Address = s.address
 	return c, true
 }
 
@@ -189,7 +190,7 @@ func (s *session) transport() string {
 func (s *session) describe() *meshv1.Peer {
 	p := &meshv1.Peer{
 		Key: s.peer.String(), Transport: s.transport(), Relayed: s.relayed, Inbound: s.inbound,
-		Address: s.conn.RemoteMultiaddr().String(), ConnectedAt: timestamppb.New(s.opened),
+		Address: s.address, ConnectedAt: timestamppb.New(s.opened),
 		Suspect: s.suspect.Load(), RoundTripMicroseconds: s.rtt.Load() / 1000,
 	}
 	if c, ok := s.caller(); ok {

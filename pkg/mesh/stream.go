@@ -24,7 +24,7 @@ const (
 	// get their turn.
 	chunk = 64 << 10
 	// linksPerSession and streamsPerSession bound one connection's streams.
-	linksPerSession   = 4
+	linksPerSession   = 8
 	streamsPerSession = 256
 	streamsPerClient  = 64
 )
@@ -127,20 +127,17 @@ func (n *Node) accept(stream network.Stream) (s *session, c Caller, done func(),
 	return nil, Caller{}, nil, false
 }
 
-// serveRPC hands a stream of calls to the server of the caller's class.
+// serveRPC hands a gRPC stream to the server of the caller's class.
 func (n *Node) serveRPC(stream network.Stream) {
 	s, caller, done, ok := n.accept(stream)
 	if !ok {
 		return
 	}
 	defer done()
-	w := n.wire(stream, s, false)
-	if s.calls.Add(1) > linksPerSession {
-		s.calls.Add(-1)
-		_ = w.fail(network.StreamResourceLimitExceeded)
+	w, ok := n.link(stream, s)
+	if !ok {
 		return
 	}
-	w.ended = func() { s.calls.Add(-1) }
 	server := n.small
 	if caller.Class == meshv1.Class_CLASS_MEMBER || caller.Class == meshv1.Class_CLASS_AGENT {
 		server = n.server
@@ -148,9 +145,43 @@ func (n *Node) serveRPC(stream network.Stream) {
 	_ = server.Serve(w)
 }
 
+// serveCalls answers a stream of calls. Members and agents alone have one: what
+// others may call is little, and gRPC's own bounds hold them.
+func (n *Node) serveCalls(stream network.Stream) {
+	s, caller, done, ok := n.accept(stream)
+	if !ok {
+		return
+	}
+	defer done()
+	if caller.Class != meshv1.Class_CLASS_MEMBER && caller.Class != meshv1.Class_CLASS_AGENT {
+		_ = stream.ResetWithError(network.StreamGated)
+		return
+	}
+	w, ok := n.link(stream, s)
+	if !ok {
+		return
+	}
+	defer w.Close()
+	n.server.ServeCalls(w)
+}
+
+// link counts a stream that carries calls; ok is false, and the stream reset, when
+// the connection has too many.
+func (n *Node) link(stream network.Stream, s *session) (w *wire, ok bool) {
+	w = n.wire(stream, s, false)
+	if s.calls.Add(1) > linksPerSession {
+		s.calls.Add(-1)
+		_ = w.fail(network.StreamResourceLimitExceeded)
+		return nil, false
+	}
+	w.ended = func() { s.calls.Add(-1) }
+	return w, true
+}
+
 // Client returns the calls to a peer. It dials when needed: given addresses,
 // address book, last good on disk, DHT, cards, relays. All callers of one peer
-// share one stream. Its errors are of pkg/fault: unreachable, denied, timeout, or
+// share one stream of calls (unary, requests up to 64 KiB) and one of gRPC (all
+// else); their order against each other is open. Its errors are of pkg/fault: unreachable, denied, timeout, or
 // what the peer's handler said. A call to this node itself stays in process.
 func (n *Node) Client(p peer.ID, addrs ...string) grpc.ClientConnInterface {
 	n.learn(p, addrs)
@@ -190,12 +221,14 @@ func (n *Node) client(p peer.ID) (c *rpc.Client, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closing {
-		c = rpc.NewClient(p.String(), nil)
+		c = rpc.NewClient(p.String(), nil, nil)
 		c.Close()
 		return c, false
 	}
 	if c = n.clients[p]; c == nil {
-		c = rpc.NewClient(p.String(), func(ctx context.Context) (net.Conn, error) { return n.openRPC(ctx, p) })
+		c = rpc.NewClient(p.String(),
+			func(ctx context.Context) (net.Conn, error) { return n.openRPC(ctx, p) },
+			func(ctx context.Context) (net.Conn, error) { return n.openCalls(ctx, p) })
 		n.clients[p] = c
 	}
 	return c, true
@@ -220,11 +253,29 @@ func (n *Node) openRPC(ctx context.Context, p peer.ID) (net.Conn, error) {
 		}
 		return near, nil
 	}
+	return n.openLink(ctx, p, grpcName)
+}
+
+// openCalls opens the stream of calls; kind unsupported says that calls to p take
+// gRPC: the peer is of an older version, or has no such stream for this node.
+func (n *Node) openCalls(ctx context.Context, p peer.ID) (net.Conn, error) {
+	if kind := n.credential().kind; n.o.GRPCOnly || (kind != showsRoster && kind != showsCertificate) {
+		return nil, fault.New(fault.Unsupported, "this node opens no streams of calls")
+	}
+	if p == n.id {
+		near, far := net.Pipe()
+		n.spawn(func() { n.server.ServeCalls(&selfConn{far, &addr{id: n.id, self: true}}) })
+		return near, nil
+	}
+	return n.openLink(ctx, p, callsName)
+}
+
+func (n *Node) openLink(ctx context.Context, p peer.ID, name string) (net.Conn, error) {
 	s, err := n.connect(ctx, p)
 	if err != nil {
 		return nil, err
 	}
-	stream, err := n.open(ctx, s, grpcName)
+	stream, err := n.open(ctx, s, name)
 	if err != nil {
 		return nil, err
 	}

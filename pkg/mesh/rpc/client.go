@@ -2,24 +2,28 @@ package rpc
 
 import (
 	"context"
-	"errors"
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 )
 
-// DefaultDeadline is the deadline of a unary call whose context has none.
-const DefaultDeadline = 30 * time.Second
+const (
+	// DefaultDeadline is the deadline of a unary call whose context has none.
+	DefaultDeadline = 30 * time.Second
 
-const handshakeTimeout = 10 * time.Second
+	handshakeTimeout = 10 * time.Second
+	// slowPeriod is how long a peer that does not serve the stream of calls is
+	// taken to stay so; it may be of an older version and upgraded meanwhile.
+	slowPeriod = time.Minute
+)
 
 // Open makes the one connection that a client's calls share. Its errors reach
 // the caller as they are. A connection with a method Ready(context.Context) error
@@ -27,74 +31,73 @@ const handshakeTimeout = 10 * time.Second
 // net.ErrClosed, which asks for a new connection.
 type Open func(ctx context.Context) (net.Conn, error)
 
-// Client is a grpc.ClientConnInterface over connections from Open. It makes one
-// with the first call and a new one after the old one ended.
+// Client is a grpc.ClientConnInterface over connections from two Opens: the
+// stream of calls for unary calls with requests up to FastBytes, gRPC for all
+// else. It makes each with the first call that needs it and a new one after the
+// old one ended.
 type Client struct {
 	peer string // for error text
-	open Open
 
 	mu      sync.Mutex
-	link    *link
-	opening *opening
-	closed  bool
-	running sync.WaitGroup // attempts, and the end of dead connections
+	running sync.WaitGroup
+	grpc    slot[*channel]
+	fast    slot[*callLink]
+	slow    atomic.Int64 // until when the peer does not serve the stream of calls, Unix nanoseconds
 }
 
 // ErrClosed ends calls of a client that was closed or retired.
 var ErrClosed error = fault.New(fault.Unreachable, "this node is closing")
 
-// Retire closes the client if it has no connection and makes none.
-func (c *Client) Retire() bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.link != nil || c.opening != nil {
-		return false
+// NewClient makes a client; peer names the other side in errors. openCalls makes
+// the stream of calls; when it fails with kind unsupported the calls take gRPC,
+// nil does the same.
+func NewClient(peer string, openGRPC, openCalls Open) *Client {
+	c := &Client{peer: peer}
+	c.grpc = slot[*channel]{peer: peer, mu: &c.mu, running: &c.running, dial: func(ctx context.Context) (*channel, error) {
+		conn, err := openGRPC(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return newChannel(conn, c.grpc.drop)
+	}}
+	c.fast = slot[*callLink]{peer: peer, mu: &c.mu, running: &c.running, dial: func(ctx context.Context) (*callLink, error) {
+		conn, err := openCalls(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return newCallLink(conn, c.fast.drop), nil
+	}}
+	if openCalls == nil {
+		c.slow.Store(1<<63 - 1)
 	}
-	c.closed = true
-	return true
+	return c
 }
 
-// opening is one attempt to open a connection, shared by all who wait for it.
-type opening struct {
-	done chan struct{}
-	link *link
-	err  error
-}
-
-// NewClient makes a client; peer names the other side in errors.
-func NewClient(peer string, open Open) *Client { return &Client{peer: peer, open: open} }
-
-// Close ends the connection; calls in flight end with kind unreachable. It
+// Close ends the connections; calls in flight end with kind unreachable. It
 // waits for an attempt to connect that is under way, so end what Open waits for
 // before.
 func (c *Client) Close() {
 	c.mu.Lock()
-	c.closed = true
-	l := c.link
-	c.link = nil
+	g, f := c.grpc.shut(), c.fast.shut()
 	c.mu.Unlock()
-	if l != nil {
-		l.close()
+	if g != nil {
+		g.close()
+	}
+	if f != nil {
+		f.close()
 	}
 	c.running.Wait()
 }
 
-// drop forgets a connection that ended. It runs on the connection's own
-// goroutine, which closing the channel may wait for, hence the detour.
-func (c *Client) drop(l *link) {
+// Retire closes the client if it has no connection and makes none.
+func (c *Client) Retire() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.link == l {
-		c.link = nil
+	if !c.grpc.idle() || !c.fast.idle() {
+		return false
 	}
-	if c.closed {
-		return // Close or attempt sees to it
-	}
-	c.running.Add(1)
-	go func() {
-		defer c.running.Done()
-		l.close()
-	}()
+	c.grpc.closed, c.fast.closed = true, true
+	return true
 }
 
 // Invoke makes one unary call.
@@ -104,19 +107,48 @@ func (c *Client) Invoke(ctx context.Context, method string, args, reply any, opt
 		ctx, cancel = context.WithTimeout(ctx, DefaultDeadline)
 		defer cancel()
 	}
-	l, err := c.get(ctx)
+	ctx = forwardTrace(ctx)
+	if time.Now().UnixNano() >= c.slow.Load() {
+		if q, ok := newRequest(ctx, method, args, reply, opts); ok {
+			if taken, err := c.invokeFast(ctx, q); taken {
+				return err
+			}
+		}
+	}
+	l, err := c.grpc.get(ctx)
 	if err != nil {
 		return err
 	}
-	if err := l.grpc.Invoke(forwardTrace(ctx), method, args, reply, opts...); err != nil {
+	if err := l.grpc.Invoke(ctx, method, args, reply, opts...); err != nil {
 		return c.classify(ctx, l, method, err)
 	}
 	return nil
 }
 
+// invokeFast makes a call on the stream of calls; taken is false when the peer
+// serves none. A call that was not sent because the link had just ended is tried
+// once on a new one.
+func (c *Client) invokeFast(ctx context.Context, q *request) (taken bool, err error) {
+	for again := true; ; again = false {
+		l, err := c.fast.get(ctx)
+		if fault.Is(err, fault.Unsupported) {
+			c.slow.Store(time.Now().Add(slowPeriod).UnixNano())
+			return false, nil
+		}
+		if err != nil {
+			return true, err
+		}
+		sent, err := l.invoke(ctx, c.peer, q)
+		if !sent && again && ctx.Err() == nil && l.dead() {
+			continue
+		}
+		return true, err
+	}
+}
+
 // NewStream opens one streaming call.
 func (c *Client) NewStream(ctx context.Context, desc *grpc.StreamDesc, method string, opts ...grpc.CallOption) (grpc.ClientStream, error) {
-	l, err := c.get(ctx)
+	l, err := c.grpc.get(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -127,90 +159,9 @@ func (c *Client) NewStream(ctx context.Context, desc *grpc.StreamDesc, method st
 	return &clientStream{ClientStream: s, client: c, link: l, method: method}, nil
 }
 
-// get returns the live connection or makes one. Callers share one attempt; each
-// gives up by its own context, the attempt goes on for the others.
-func (c *Client) get(ctx context.Context) (*link, error) {
-	c.mu.Lock()
-	for !c.closed && c.link != nil && !c.link.dead() {
-		l := c.link
-		c.mu.Unlock()
-		ready, ok := l.conn.Conn.(interface{ Ready(context.Context) error })
-		if !ok {
-			return l, nil
-		}
-		if err := ready.Ready(ctx); err == nil {
-			return l, nil
-		} else if !errors.Is(err, net.ErrClosed) {
-			return nil, err
-		}
-		l.conn.end() // forgets it, a new one is made below
-		c.mu.Lock()
-	}
-	if c.closed {
-		c.mu.Unlock()
-		return nil, ErrClosed
-	}
-	o := c.opening
-	if o == nil {
-		o = &opening{done: make(chan struct{})}
-		c.opening = o
-		c.running.Add(1)
-		// The attempt must outlive this caller's cancellation: others may share it.
-		go c.attempt(context.WithoutCancel(ctx), o)
-	}
-	c.mu.Unlock()
-	select {
-	case <-o.done:
-		return o.link, o.err
-	case <-ctx.Done():
-		return nil, c.gaveUp(ctx)
-	}
-}
-
-func (c *Client) gaveUp(ctx context.Context) error {
-	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		// Nothing was sent, so this is more than a missing answer.
-		return fault.New(fault.Unreachable, "connect to %s: no connection when the deadline came", c.peer)
-	}
-	return fault.Wrap(fault.Canceled, ctx.Err(), "connect to %s", c.peer)
-}
-
-func (c *Client) attempt(ctx context.Context, o *opening) {
-	defer c.running.Done()
-	conn, err := c.open(ctx)
-	var l *link
-	if err == nil {
-		l, err = newLink(conn, c.drop)
-	}
-	c.mu.Lock()
-	c.opening = nil
-	if err == nil && c.closed {
-		err = ErrClosed
-	}
-	old := c.link
-	if err == nil {
-		c.link = l
-	} else {
-		c.link = nil
-	}
-	c.mu.Unlock()
-	if old != nil {
-		old.close()
-	}
-	if err != nil {
-		if l != nil {
-			l.close()
-		}
-		o.err = err
-	} else {
-		o.link = l
-	}
-	close(o.done)
-}
-
 // classify turns what gRPC says into a fault. A status that the other side's
 // handler sent carries its kind; one that gRPC itself made does not.
-func (c *Client) classify(ctx context.Context, l *link, method string, err error) error {
+func (c *Client) classify(ctx context.Context, l *channel, method string, err error) error {
 	st, ok := status.FromError(err)
 	if !ok || len(st.Details()) > 0 {
 		return fault.FromGRPC(err)
@@ -229,96 +180,10 @@ func (c *Client) classify(ctx context.Context, l *link, method string, err error
 	return fault.FromGRPC(err)
 }
 
-// link is one connection and the gRPC channel inside it.
-type link struct {
-	grpc *grpc.ClientConn
-	conn *watchedConn
-	once sync.Once
-}
-
-func newLink(conn net.Conn, drop func(*link)) (*link, error) {
-	l := &link{}
-	w := &watchedConn{Conn: conn, ended: make(chan struct{}), dropped: func() { drop(l) }}
-	handed := make(chan net.Conn, 1)
-	handed <- w
-	cc, err := grpc.NewClient("passthrough:///mesh",
-		grpc.WithTransportCredentials(insecure.NewCredentials()), // the stream below is encrypted and proven
-		grpc.WithContextDialer(func(context.Context, string) (net.Conn, error) {
-			select {
-			case c := <-handed:
-				return c, nil
-			default:
-				return nil, errors.New("the connection ended") // a new one is a new link
-			}
-		}),
-		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(MaxMessageBytes), grpc.MaxCallSendMsgSize(MaxMessageBytes)),
-		grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(), grpc.WithIdleTimeout(0),
-	)
-	if err != nil {
-		_ = conn.Close()
-		return nil, fault.Wrap(fault.Internal, err, "make a channel")
-	}
-	l.grpc, l.conn = cc, w
-	cc.Connect()
-	return l, nil
-}
-
-func (l *link) dead() bool {
-	select {
-	case <-l.conn.ended:
-		return true
-	default:
-		return false
-	}
-}
-
-func (l *link) close() {
-	l.once.Do(func() {
-		_ = l.grpc.Close()
-		_ = l.conn.Close() // in case the channel never took it
-	})
-}
-
-// watchedConn tells when its connection ended.
-type watchedConn struct {
-	net.Conn
-	once    sync.Once
-	ended   chan struct{}
-	dropped func()
-}
-
-func (w *watchedConn) end() {
-	w.once.Do(func() {
-		close(w.ended)
-		w.dropped()
-	})
-}
-
-func (w *watchedConn) Read(b []byte) (int, error) {
-	n, err := w.Conn.Read(b)
-	if err != nil {
-		w.end()
-	}
-	return n, err
-}
-
-func (w *watchedConn) Write(b []byte) (int, error) {
-	n, err := w.Conn.Write(b)
-	if err != nil {
-		w.end()
-	}
-	return n, err
-}
-
-func (w *watchedConn) Close() error {
-	w.end()
-	return w.Conn.Close()
-}
-
 type clientStream struct {
 	grpc.ClientStream
 	client *Client
-	link   *link
+	link   *channel
 	method string
 }
 
@@ -339,8 +204,7 @@ func (s *clientStream) fix(err error) error {
 
 // forwardTrace passes the W3C trace of an incoming call on to the calls it makes.
 func forwardTrace(ctx context.Context) context.Context {
-	in, _ := metadata.FromIncomingContext(ctx)
-	trace := in.Get("traceparent")
+	trace := metadata.ValueFromIncomingContext(ctx, "traceparent")
 	if len(trace) != 1 || len(trace[0]) > 64 {
 		return ctx
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/hashicorp/go-hclog"
@@ -32,12 +33,26 @@ type ServerOptions struct {
 	Log hclog.Logger
 }
 
-// Server answers calls on connections handed to it with Serve.
+// Server answers calls on connections handed to it: with Serve as gRPC, with
+// ServeCalls as a stream of calls. Both reach the same handlers with the same
+// authorisation and the same kinds of errors.
 type Server struct {
+	o     ServerOptions
 	grpc  *grpc.Server
 	conns *queue
 	done  chan struct{}
 	start sync.Once
+
+	unary   map[string]*unary // by full method; written before the first ServeCalls only
+	jobs    chan *job
+	stop    chan struct{}
+	workers sync.WaitGroup
+	idle    atomic.Int32
+	streams sync.WaitGroup
+
+	mu      sync.Mutex
+	closed  bool
+	serving map[*answers]struct{}
 }
 
 // NewServer makes a server. Register services before the first Serve.
@@ -51,7 +66,10 @@ func NewServer(o ServerOptions) *Server {
 	if o.Log == nil {
 		o.Log = hclog.NewNullLogger()
 	}
-	s := &Server{conns: newQueue(), done: make(chan struct{})}
+	s := &Server{
+		o: o, conns: newQueue(), done: make(chan struct{}),
+		unary: make(map[string]*unary), jobs: make(chan *job), stop: make(chan struct{}), serving: make(map[*answers]struct{}),
+	}
 	s.grpc = grpc.NewServer(
 		grpc.MaxRecvMsgSize(o.MaxReceiveBytes),
 		grpc.MaxSendMsgSize(MaxMessageBytes),
@@ -96,9 +114,13 @@ func (o *ServerOptions) recover(fullMethod string, err *error) {
 	}
 }
 
-// RegisterService adds a service; before the first Serve only.
+// RegisterService adds a service; before the first Serve and ServeCalls only.
 func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	s.grpc.RegisterService(desc, impl)
+	for _, m := range desc.Methods {
+		name := "/" + desc.ServiceName + "/" + m.MethodName
+		s.unary[name] = &unary{name: name, impl: impl, handle: m.Handler}
+	}
 }
 
 // Serve answers calls on c until it ends; it returns at once.
@@ -116,8 +138,21 @@ func (s *Server) Serve(c net.Conn) error {
 func (s *Server) Close() {
 	s.start.Do(func() { close(s.done) })
 	s.conns.Close()
+	s.mu.Lock()
+	first := !s.closed
+	s.closed = true
+	for a := range s.serving {
+		a.out.end()
+		_ = a.conn.Close()
+	}
+	s.mu.Unlock()
 	s.grpc.Stop()
 	<-s.done
+	s.streams.Wait()
+	if first {
+		close(s.stop)
+	}
+	s.workers.Wait()
 }
 
 type serverStream struct {

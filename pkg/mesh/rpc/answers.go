@@ -1,0 +1,389 @@
+package rpc
+
+import (
+	"bufio"
+	"context"
+	"io"
+	"net"
+	"runtime"
+	"sync"
+	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+)
+
+const (
+	// callsPerStream is how many calls run at a time on one stream of calls. The
+	// caller holds further ones back; who does not is refused.
+	callsPerStream = 512
+	// requestBytes bounds the requests of one stream whose calls still run; above
+	// it the stream is not read.
+	requestBytes = 8 << 20
+	// largeAnswers is how many answers above a piece one stream encodes at a time.
+	largeAnswers = 4
+)
+
+// unary is one method that the stream of calls can reach.
+type unary struct {
+	name   string
+	impl   any
+	handle grpc.MethodHandler
+}
+
+// answers is the answering end of one stream of calls.
+type answers struct {
+	s    *Server
+	conn net.Conn
+	out  *outbox
+	ctx  context.Context // of every call; it names the peer
+
+	large chan struct{}
+
+	mu      sync.Mutex
+	room    sync.Cond // bytes went down or ended
+	running map[uint64]context.CancelFunc
+	bytes   int
+	ended   bool
+}
+
+// ServeCalls answers calls on c, a stream of calls, until it ends; it returns when
+// the last handler has.
+func (s *Server) ServeCalls(c net.Conn) {
+	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(), &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr()}))
+	defer cancel()
+	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]context.CancelFunc)}
+	a.room.L = &a.mu
+	if !s.begin(a) {
+		_ = c.Close()
+		return
+	}
+	defer s.finish(a)
+	var writing sync.WaitGroup
+	writing.Go(func() {
+		a.out.run()
+		a.end() // the reader may wait for room
+	})
+	if err := a.read(); err != nil && err != io.EOF {
+		s.o.Log.Debug("a stream of calls ended", "peer", c.RemoteAddr().String(), "reason", err)
+	}
+	cancel()
+	a.end()
+	a.mu.Lock()
+	for len(a.running) > 0 {
+		a.room.Wait()
+	}
+	a.mu.Unlock()
+	writing.Wait()
+}
+
+// end closes the connection and wakes who waits for room.
+func (a *answers) end() {
+	a.out.end()
+	_ = a.conn.Close()
+	a.mu.Lock()
+	a.ended = true
+	a.room.Broadcast()
+	a.mu.Unlock()
+}
+
+func (a *answers) read() error {
+	r := bufio.NewReaderSize(a.conn, 16<<10)
+	for {
+		job := &job{a: a}
+		if err := readFrame(r, &job.frame); err != nil {
+			return err
+		}
+		switch job.frame.kind {
+		case kindRequest:
+			if err := a.start(job); err != nil {
+				job.frame.buffer.free()
+				return err
+			}
+		case kindCancel:
+			a.mu.Lock()
+			if cancel := a.running[job.frame.id]; cancel != nil {
+				cancel()
+			}
+			a.mu.Unlock()
+			job.frame.buffer.free()
+		default:
+			job.frame.buffer.free()
+			return malformed("the calling end sent an answer")
+		}
+	}
+}
+
+// start runs a call on a worker. It waits while the stream's calls hold too much.
+func (a *answers) start(j *job) error {
+	timeout := time.Duration(min(j.frame.timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
+	if timeout > 0 {
+		j.ctx, j.cancel = context.WithTimeout(a.ctx, timeout)
+	} else {
+		j.ctx, j.cancel = context.WithCancel(a.ctx)
+	}
+	j.size = len(j.frame.buffer.bytes)
+	a.mu.Lock()
+	for a.bytes+j.size > requestBytes && len(a.running) > 0 && !a.ended {
+		a.room.Wait()
+	}
+	_, twice := a.running[j.frame.id]
+	full := len(a.running) >= callsPerStream
+	if a.ended || twice || full {
+		a.mu.Unlock()
+		j.cancel()
+		if full && !twice {
+			a.fail(j.frame.id, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
+			j.frame.buffer.free()
+			return nil
+		}
+		return malformed("a call with the id of one that runs")
+	}
+	a.bytes += j.size
+	a.running[j.frame.id] = j.cancel
+	a.mu.Unlock()
+	a.s.dispatch(j)
+	return nil
+}
+
+// maxTimeout bounds what a peer may ask for; longer counts as this.
+const maxTimeout = 24 * time.Hour
+
+// job is one call that runs.
+type job struct {
+	a      *answers
+	frame  frame
+	size   int
+	ctx    context.Context
+	cancel context.CancelFunc
+
+	mu              sync.Mutex // of what the handler sets
+	header, trailer metadata.MD
+	method          string
+}
+
+// run runs one call to its end and answers it.
+func (j *job) run() {
+	a := j.a
+	reply, err := j.call()
+	if err == nil {
+		err = a.answer(j, reply)
+	}
+	if err != nil {
+		a.failWith(j, err)
+	}
+	j.cancel()
+	a.mu.Lock()
+	delete(a.running, j.frame.id)
+	a.bytes -= j.size
+	a.room.Broadcast()
+	a.mu.Unlock()
+}
+
+// call authorises, decodes and handles.
+func (j *job) call() (reply any, err error) {
+	a := j.a
+	freed := false
+	free := func() {
+		if !freed {
+			freed = true
+			j.frame.body = nil
+			j.frame.buffer.free()
+		}
+	}
+	defer free()
+	m := a.s.unary[string(j.frame.method)]
+	if m == nil {
+		return nil, fault.New(fault.Unsupported, "call %q: this node has no such method", j.frame.method)
+	}
+	j.method = m.name
+	ctx := j.ctx
+	if j.frame.header != nil {
+		ctx = metadata.NewIncomingContext(ctx, j.frame.header)
+	}
+	ctx, err = a.s.o.Authorize(ctx, a.conn.RemoteAddr(), m.name)
+	if err != nil {
+		return nil, err
+	}
+	defer a.s.o.recover(m.name, &err)
+	ctx = grpc.NewContextWithServerTransportStream(ctx, j)
+	return m.handle(m.impl, ctx, func(into any) error {
+		defer free()
+		message, ok := into.(proto.Message)
+		if !ok {
+			return fault.New(fault.Internal, "the request of %s is no protobuf message", m.name)
+		}
+		if err := proto.Unmarshal(j.frame.body, message); err != nil {
+			return fault.Wrap(fault.Invalid, err, "decode the request of %s", m.name)
+		}
+		return nil
+	}, nil)
+}
+
+// answer sends the reply, in pieces if it is long.
+func (a *answers) answer(j *job, reply any) error {
+	message, ok := reply.(proto.Message)
+	if !ok {
+		return fault.New(fault.Internal, "the answer of %s is no protobuf message", j.method)
+	}
+	size := proto.Size(message)
+	if size > MaxMessageBytes {
+		return fault.New(fault.TooLarge, "the answer of %s has %d bytes, at most %d may cross", j.method, size, MaxMessageBytes)
+	}
+	if size > pieceBytes {
+		select {
+		case a.large <- struct{}{}:
+			defer func() { <-a.large }()
+		case <-j.ctx.Done():
+			return j.ctx.Err()
+		}
+	}
+	marshal := proto.MarshalOptions{UseCachedSize: true}
+	if size <= pieceBytes {
+		b := newBuffer(size + 32)
+		defer func() { b.free() }()
+		out, err := marshal.MarshalAppend(j.begin(b.bytes, 0), message)
+		if err != nil {
+			return fault.Wrap(fault.Internal, err, "encode the answer of %s", j.method)
+		}
+		b.bytes = endFrame(out, 0)
+		a.out.put(b.bytes, j.ctx.Done(), false)
+		return nil
+	}
+	body, err := marshal.MarshalAppend(make([]byte, 0, size), message)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the answer of %s", j.method)
+	}
+	b := newBuffer(maxFrameBytes)
+	defer func() { b.free() }()
+	for len(body) > pieceBytes {
+		out := append(beginFrame(b.bytes[:0], kindAnswer, j.frame.id), flagMore)
+		b.bytes = endFrame(append(out, body[:pieceBytes]...), 0)
+		if !a.out.put(b.bytes, j.ctx.Done(), false) {
+			return nil // nobody waits for the rest
+		}
+		body = body[pieceBytes:]
+	}
+	b.bytes = endFrame(append(j.begin(b.bytes[:0], 0), body...), 0)
+	a.out.put(b.bytes, j.ctx.Done(), false)
+	return nil
+}
+
+// begin appends all of an answer's last frame but the body.
+func (j *job) begin(b []byte, flags byte) []byte {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	if len(j.header) > 0 {
+		flags |= flagHeader
+	}
+	if len(j.trailer) > 0 {
+		flags |= flagTrailer
+	}
+	b = append(beginFrame(b, kindAnswer, j.frame.id), flags)
+	if len(j.header) > 0 {
+		b = appendPairs(b, j.header)
+	}
+	if len(j.trailer) > 0 {
+		b = appendPairs(b, j.trailer)
+	}
+	return b
+}
+
+func (a *answers) fail(id uint64, err error) {
+	j := &job{a: a, frame: frame{id: id}, ctx: a.ctx}
+	a.failWith(j, err)
+}
+
+// failWith sends a failure with the status that gRPC would have sent.
+func (a *answers) failWith(j *job, err error) {
+	st, _ := status.FromError(fault.ToGRPC(err))
+	body, err := proto.Marshal(st.Proto())
+	if err != nil || len(body) > pieceBytes {
+		body, _ = proto.Marshal(status.New(fault.Internal.GRPC(), "the failure could not be encoded").Proto())
+	}
+	a.out.put(endFrame(append(j.begin(nil, flagFailed), body...), 0), a.ctx.Done(), false)
+}
+
+// A job is the grpc.ServerTransportStream of its call.
+
+// Method is the call's full name.
+func (j *job) Method() string { return j.method }
+
+// SetHeader adds to what the caller gets before the answer. Both come at once here.
+func (j *job) SetHeader(md metadata.MD) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.set(&j.header, md)
+}
+
+// SendHeader is SetHeader.
+func (j *job) SendHeader(md metadata.MD) error { return j.SetHeader(md) }
+
+// SetTrailer adds to what the caller gets with the answer.
+func (j *job) SetTrailer(md metadata.MD) error {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	return j.set(&j.trailer, md)
+}
+
+func (j *job) set(to *metadata.MD, md metadata.MD) error {
+	sum := metadata.Join(*to, md)
+	if !pairsFit(sum) {
+		return fault.New(fault.TooLarge, "metadata of %s: more than %d pairs or %d bytes", j.method, maxPairs, maxPairsBytes)
+	}
+	*to = sum
+	return nil
+}
+
+// Workers. A fresh goroutine grows its stack anew with each call; a few that
+// stay save that. They belong to the server, not to a stream, so idle streams cost
+// none.
+
+func maxIdle() int32 { return int32(4 * runtime.GOMAXPROCS(0)) }
+
+func (s *Server) dispatch(j *job) {
+	select {
+	case s.jobs <- j:
+	default:
+		s.workers.Go(func() { s.work(j) })
+	}
+}
+
+func (s *Server) work(j *job) {
+	for {
+		j.run()
+		if s.idle.Add(1) > maxIdle() {
+			s.idle.Add(-1)
+			return
+		}
+		select {
+		case j = <-s.jobs:
+			s.idle.Add(-1)
+		case <-s.stop:
+			s.idle.Add(-1)
+			return
+		}
+	}
+}
+
+func (s *Server) begin(a *answers) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.serving[a] = struct{}{}
+	s.streams.Add(1)
+	return true
+}
+
+func (s *Server) finish(a *answers) {
+	s.mu.Lock()
+	delete(s.serving, a)
+	s.mu.Unlock()
+	s.streams.Done()
+}

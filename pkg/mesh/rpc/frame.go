@@ -1,0 +1,266 @@
+package rpc
+
+import (
+	"bufio"
+	"encoding/binary"
+	"io"
+	"sync"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"google.golang.org/grpc/metadata"
+)
+
+// The stream of calls carries frames, many calls at a time:
+//
+//	size    4 bytes, big endian: bytes that follow
+//	kind    1 byte
+//	id      uvarint: the caller counts up from 1
+//	request:  timeout uvarint, microseconds, 0 for none
+//	          method  string
+//	          header  pairs
+//	          message, to the end
+//	answer:   flags   1 byte
+//	          header  pairs, if flagged; in the last frame
+//	          trailer pairs, if flagged; in the last frame
+//	          message, or a google.rpc.Status if flagged, to the end
+//	cancel:   nothing more
+//
+// A string is a uvarint length and bytes; pairs are a uvarint count and two
+// strings each. An answer longer than a piece comes in several frames, in order,
+// with those of other calls in between; its message is what they hold together.
+const (
+	kindRequest = 1
+	kindAnswer  = 2
+	kindCancel  = 3
+
+	flagMore    = 1 // further frames of this answer follow
+	flagFailed  = 2 // a status instead of a message
+	flagHeader  = 4
+	flagTrailer = 8
+
+	// FastBytes is the largest request that the stream of calls takes.
+	FastBytes = 64 << 10
+	// pieceBytes is the most that one frame of an answer carries.
+	pieceBytes = 64 << 10
+	// maxPairsBytes bounds headers, and trailers, of one call, as gRPC's own limit here.
+	maxPairsBytes = 16 << 10
+	maxPairs      = 128
+	maxMethod     = 512
+	// maxFrameBytes bounds a frame: a piece, both pairs and the rest.
+	maxFrameBytes = FastBytes + 2*maxPairsBytes + 4<<10
+)
+
+// frame is one frame as read. Its slices point into buffer.
+type frame struct {
+	kind    byte
+	id      uint64
+	timeout uint64 // microseconds
+	method  []byte
+	flags   byte
+	header  metadata.MD
+	trailer metadata.MD
+	body    []byte
+	buffer  *buffer // owner of body; give it back with free
+}
+
+func malformed(what string) error {
+	return fault.New(fault.Invalid, "read a frame of calls: %s", what)
+}
+
+// readFrame reads one frame. It allocates nothing before the size is known to be
+// in bounds. The caller gives f.buffer back.
+func readFrame(r *bufio.Reader, f *frame) error {
+	head, err := r.Peek(4)
+	if err != nil {
+		if len(head) > 0 && err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	size := binary.BigEndian.Uint32(head)
+	if size < 2 || size > maxFrameBytes {
+		return fault.New(fault.TooLarge, "read a frame of calls: %d bytes, want 2 to %d", size, maxFrameBytes)
+	}
+	_, _ = r.Discard(4)
+	b := newBuffer(int(size))
+	b.bytes = b.bytes[:size]
+	if _, err := io.ReadFull(r, b.bytes); err != nil {
+		b.free()
+		if err == io.EOF {
+			err = io.ErrUnexpectedEOF
+		}
+		return err
+	}
+	if err := parseFrame(b.bytes, f); err != nil {
+		b.free()
+		return err
+	}
+	f.buffer = b
+	return nil
+}
+
+// parseFrame reads what follows the size.
+func parseFrame(b []byte, f *frame) (err error) {
+	*f = frame{}
+	if len(b) == 0 {
+		return malformed("it is empty")
+	}
+	f.kind, b = b[0], b[1:]
+	var ok bool
+	if f.id, b, ok = takeUvarint(b); !ok || f.id == 0 {
+		return malformed("bad id")
+	}
+	switch f.kind {
+	case kindRequest:
+		if f.timeout, b, ok = takeUvarint(b); !ok {
+			return malformed("bad timeout")
+		}
+		if f.method, b, ok = takeString(b); !ok || len(f.method) > maxMethod {
+			return malformed("bad method")
+		}
+		if f.header, b, err = takePairs(b); err != nil {
+			return err
+		}
+		if len(b) > FastBytes {
+			return malformed("request too long")
+		}
+		f.body = b
+	case kindAnswer:
+		if len(b) == 0 {
+			return malformed("no flags")
+		}
+		f.flags, b = b[0], b[1:]
+		if f.flags&flagHeader != 0 {
+			if f.header, b, err = takePairs(b); err != nil {
+				return err
+			}
+		}
+		if f.flags&flagTrailer != 0 {
+			if f.trailer, b, err = takePairs(b); err != nil {
+				return err
+			}
+		}
+		f.body = b
+	case kindCancel:
+		if len(b) > 0 {
+			return malformed("a cancel with a body")
+		}
+	default:
+		return malformed("unknown kind")
+	}
+	return nil
+}
+
+func takeUvarint(b []byte) (uint64, []byte, bool) {
+	v, n := binary.Uvarint(b)
+	if n <= 0 {
+		return 0, nil, false
+	}
+	return v, b[n:], true
+}
+
+func takeString(b []byte) ([]byte, []byte, bool) {
+	n, b, ok := takeUvarint(b)
+	if !ok || n > uint64(len(b)) {
+		return nil, nil, false
+	}
+	return b[:n], b[n:], true
+}
+
+func takePairs(b []byte) (metadata.MD, []byte, error) {
+	count, rest, ok := takeUvarint(b)
+	if !ok || count > maxPairs {
+		return nil, nil, malformed("bad count of pairs")
+	}
+	if count == 0 {
+		return nil, rest, nil
+	}
+	md := make(metadata.MD, count)
+	for range count {
+		var k, v []byte
+		if k, rest, ok = takeString(rest); !ok {
+			return nil, nil, malformed("bad key of a pair")
+		}
+		if v, rest, ok = takeString(rest); !ok {
+			return nil, nil, malformed("bad value of a pair")
+		}
+		if len(b)-len(rest) > maxPairsBytes {
+			return nil, nil, malformed("pairs too long")
+		}
+		md.Append(string(k), string(v))
+	}
+	return md, rest, nil
+}
+
+// beginFrame leaves room for the size; endFrame fills it in. Between them the
+// frame is appended.
+func beginFrame(b []byte, kind byte, id uint64) []byte {
+	b = append(b, 0, 0, 0, 0, kind)
+	return binary.AppendUvarint(b, id)
+}
+
+func endFrame(b []byte, start int) []byte {
+	binary.BigEndian.PutUint32(b[start:], uint32(len(b)-start-4))
+	return b
+}
+
+func appendString(b []byte, s string) []byte {
+	return append(binary.AppendUvarint(b, uint64(len(s))), s...)
+}
+
+func appendPairs(b []byte, md metadata.MD) []byte {
+	count := 0
+	for _, values := range md {
+		count += len(values)
+	}
+	b = binary.AppendUvarint(b, uint64(count))
+	for k, values := range md {
+		for _, v := range values {
+			b = appendString(appendString(b, k), v)
+		}
+	}
+	return b
+}
+
+// pairsFit tells whether md may cross.
+func pairsFit(md metadata.MD) bool {
+	count, size := 0, 0
+	for k, values := range md {
+		for _, v := range values {
+			count++
+			size += len(k) + len(v) + 8
+		}
+	}
+	return count <= maxPairs && size <= maxPairsBytes
+}
+
+// buffer is a pooled piece of memory. Most calls are small, so there are two sizes.
+type buffer struct{ bytes []byte }
+
+const smallBuffer = 2 << 10
+
+var (
+	smallBuffers = sync.Pool{New: func() any { return &buffer{make([]byte, 0, smallBuffer)} }}
+	largeBuffers = sync.Pool{New: func() any { return &buffer{make([]byte, 0, maxFrameBytes+8)} }}
+)
+
+// newBuffer returns an empty buffer with room for n bytes.
+func newBuffer(n int) *buffer {
+	switch {
+	case n <= smallBuffer:
+		return smallBuffers.Get().(*buffer)
+	case n <= maxFrameBytes+8:
+		return largeBuffers.Get().(*buffer)
+	}
+	return &buffer{make([]byte, 0, n)}
+}
+
+func (b *buffer) free() {
+	b.bytes = b.bytes[:0]
+	switch c := cap(b.bytes); {
+	case c == smallBuffer:
+		smallBuffers.Put(b)
+	case c >= maxFrameBytes && c <= 4*maxFrameBytes:
+		largeBuffers.Put(b)
+	}
+}

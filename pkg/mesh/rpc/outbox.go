@@ -1,0 +1,108 @@
+package rpc
+
+import (
+	"net"
+	"sync"
+)
+
+// outboxBytes is how much may wait for the connection before those who add more
+// wait themselves.
+const outboxBytes = 256 << 10
+
+// outbox gathers the frames of many calls and writes them to one connection, in
+// the order of put. While a write runs, what comes meanwhile becomes the next
+// write: the more calls, the fewer writes a call.
+type outbox struct {
+	conn  net.Conn
+	wake  chan struct{}
+	ended chan struct{} // closed by the reader of the connection, or a failed write
+	once  sync.Once
+
+	mu      sync.Mutex
+	waiting *buffer       // nil when nothing waits
+	room    chan struct{} // made by who waits for room, closed by the writer
+}
+
+func newOutbox(c net.Conn) *outbox {
+	return &outbox{conn: c, wake: make(chan struct{}, 1), ended: make(chan struct{})}
+}
+
+// end makes put fail and the writer stop. It does not close the connection.
+func (o *outbox) end() { o.once.Do(func() { close(o.ended) }) }
+
+// put adds a whole frame. With a slow reader at the other end it blocks until
+// there is room, done closes or the connection ended; ok is false then and nothing
+// was added. A frame of calm (a few bytes that must not wait) never blocks.
+func (o *outbox) put(frame []byte, done <-chan struct{}, calm bool) (ok bool) {
+	for {
+		o.mu.Lock()
+		if o.isEnded() {
+			o.mu.Unlock()
+			return false
+		}
+		if calm || o.waiting == nil || len(o.waiting.bytes)+len(frame) <= outboxBytes {
+			if o.waiting == nil {
+				o.waiting = newBuffer(maxFrameBytes)
+			}
+			o.waiting.bytes = append(o.waiting.bytes, frame...)
+			o.mu.Unlock()
+			select {
+			case o.wake <- struct{}{}:
+			default:
+			}
+			return true
+		}
+		if o.room == nil {
+			o.room = make(chan struct{})
+		}
+		room := o.room
+		o.mu.Unlock()
+		select {
+		case <-room:
+		case <-done:
+			return false
+		case <-o.ended:
+			return false
+		}
+	}
+}
+
+func (o *outbox) isEnded() bool {
+	select {
+	case <-o.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// run writes until the connection ends.
+func (o *outbox) run() {
+	for {
+		select {
+		case <-o.wake:
+		case <-o.ended:
+			return
+		}
+		for {
+			o.mu.Lock()
+			b := o.waiting
+			o.waiting = nil
+			if o.room != nil {
+				close(o.room)
+				o.room = nil
+			}
+			o.mu.Unlock()
+			if b == nil {
+				break
+			}
+			_, err := o.conn.Write(b.bytes)
+			b.free()
+			if err != nil {
+				o.end()
+				_ = o.conn.Close()
+				return
+			}
+		}
+	}
+}
