@@ -1147,6 +1147,1533 @@ func (x *PutNetworkResponse) GetNetworkInfoSequence() uint64 {
 	return 0
 }
 
+type TracePeerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Peer id.
+	Key           string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracePeerRequest) Reset() {
+	*x = TracePeerRequest{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracePeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracePeerRequest) ProtoMessage() {}
+
+func (x *TracePeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracePeerRequest.ProtoReflect.Descriptor instead.
+func (*TracePeerRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *TracePeerRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+type TracePeerResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Trace         *PeerTrace             `protobuf:"bytes,1,opt,name=trace,proto3" json:"trace,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *TracePeerResponse) Reset() {
+	*x = TracePeerResponse{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TracePeerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TracePeerResponse) ProtoMessage() {}
+
+func (x *TracePeerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TracePeerResponse.ProtoReflect.Descriptor instead.
+func (*TracePeerResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *TracePeerResponse) GetTrace() *PeerTrace {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
+// PeerTrace is one search for a peer and the connection that stands after it.
+type PeerTrace struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// From the roster; empty for agents and clients.
+	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// The connection that calls take now; unset when there is none.
+	Path *Peer `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	// The connection stood before, so nothing was searched now: `ways` is the last
+	// search that this node remembers, empty when the peer dialed it.
+	Reused           bool                   `protobuf:"varint,4,opt,name=reused,proto3" json:"reused,omitempty"`
+	SearchedAt       *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=searched_at,json=searchedAt,proto3" json:"searched_at,omitempty"`
+	TookMicroseconds int64                  `protobuf:"varint,6,opt,name=took_microseconds,json=tookMicroseconds,proto3" json:"took_microseconds,omitempty"`
+	// In the order in which they began.
+	Ways []*TraceWay `protobuf:"bytes,7,rep,name=ways,proto3" json:"ways,omitempty"`
+	// Why the peer was not reached: a kind of pkg/fault, and words.
+	FaultKind     string `protobuf:"bytes,8,opt,name=fault_kind,json=faultKind,proto3" json:"fault_kind,omitempty"`
+	Message       string `protobuf:"bytes,9,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PeerTrace) Reset() {
+	*x = PeerTrace{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PeerTrace) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PeerTrace) ProtoMessage() {}
+
+func (x *PeerTrace) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PeerTrace.ProtoReflect.Descriptor instead.
+func (*PeerTrace) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PeerTrace) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *PeerTrace) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PeerTrace) GetPath() *Peer {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *PeerTrace) GetReused() bool {
+	if x != nil {
+		return x.Reused
+	}
+	return false
+}
+
+func (x *PeerTrace) GetSearchedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.SearchedAt
+	}
+	return nil
+}
+
+func (x *PeerTrace) GetTookMicroseconds() int64 {
+	if x != nil {
+		return x.TookMicroseconds
+	}
+	return 0
+}
+
+func (x *PeerTrace) GetWays() []*TraceWay {
+	if x != nil {
+		return x.Ways
+	}
+	return nil
+}
+
+func (x *PeerTrace) GetFaultKind() string {
+	if x != nil {
+		return x.FaultKind
+	}
+	return ""
+}
+
+func (x *PeerTrace) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+// TraceWay is one way of finding a peer.
+type TraceWay struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "address book", "disk", "dht", "cards" or "relays".
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// "won", "failed", "denied", "nothing" (there was nothing to try), "given up"
+	// (another won first) or "not needed".
+	Result string `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	Reason string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Since the search began.
+	BeganMicroseconds int64           `protobuf:"varint,4,opt,name=began_microseconds,json=beganMicroseconds,proto3" json:"began_microseconds,omitempty"`
+	TookMicroseconds  int64           `protobuf:"varint,5,opt,name=took_microseconds,json=tookMicroseconds,proto3" json:"took_microseconds,omitempty"`
+	Addresses         []*TraceAddress `protobuf:"bytes,6,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *TraceWay) Reset() {
+	*x = TraceWay{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceWay) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceWay) ProtoMessage() {}
+
+func (x *TraceWay) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceWay.ProtoReflect.Descriptor instead.
+func (*TraceWay) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *TraceWay) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *TraceWay) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *TraceWay) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *TraceWay) GetBeganMicroseconds() int64 {
+	if x != nil {
+		return x.BeganMicroseconds
+	}
+	return 0
+}
+
+func (x *TraceWay) GetTookMicroseconds() int64 {
+	if x != nil {
+		return x.TookMicroseconds
+	}
+	return 0
+}
+
+func (x *TraceWay) GetAddresses() []*TraceAddress {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+// TraceAddress is one address under a way.
+type TraceAddress struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// "tcp", "quic", "relay" or "other".
+	Transport string `protobuf:"bytes,2,opt,name=transport,proto3" json:"transport,omitempty"`
+	// "won", "connected" (another carries the calls), "failed", "given up" or "not
+	// dialed".
+	Result string `protobuf:"bytes,3,opt,name=result,proto3" json:"result,omitempty"`
+	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Since the search began.
+	BeganMicroseconds int64 `protobuf:"varint,5,opt,name=began_microseconds,json=beganMicroseconds,proto3" json:"began_microseconds,omitempty"`
+	TookMicroseconds  int64 `protobuf:"varint,6,opt,name=took_microseconds,json=tookMicroseconds,proto3" json:"took_microseconds,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *TraceAddress) Reset() {
+	*x = TraceAddress{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *TraceAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*TraceAddress) ProtoMessage() {}
+
+func (x *TraceAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use TraceAddress.ProtoReflect.Descriptor instead.
+func (*TraceAddress) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *TraceAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *TraceAddress) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *TraceAddress) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *TraceAddress) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *TraceAddress) GetBeganMicroseconds() int64 {
+	if x != nil {
+		return x.BeganMicroseconds
+	}
+	return 0
+}
+
+func (x *TraceAddress) GetTookMicroseconds() int64 {
+	if x != nil {
+		return x.TookMicroseconds
+	}
+	return 0
+}
+
+type PingPeerRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Peer id.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// 1 to 20; 0 is 3.
+	Count         uint32 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PingPeerRequest) Reset() {
+	*x = PingPeerRequest{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PingPeerRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PingPeerRequest) ProtoMessage() {}
+
+func (x *PingPeerRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PingPeerRequest.ProtoReflect.Descriptor instead.
+func (*PingPeerRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PingPeerRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *PingPeerRequest) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+type PingPeerResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Of each call, in order.
+	RoundTripMicroseconds []int64 `protobuf:"varint,1,rep,packed,name=round_trip_microseconds,json=roundTripMicroseconds,proto3" json:"round_trip_microseconds,omitempty"`
+	Path                  *Peer   `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *PingPeerResponse) Reset() {
+	*x = PingPeerResponse{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PingPeerResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PingPeerResponse) ProtoMessage() {}
+
+func (x *PingPeerResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PingPeerResponse.ProtoReflect.Descriptor instead.
+func (*PingPeerResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *PingPeerResponse) GetRoundTripMicroseconds() []int64 {
+	if x != nil {
+		return x.RoundTripMicroseconds
+	}
+	return nil
+}
+
+func (x *PingPeerResponse) GetPath() *Peer {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+type CheckNetworkRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckNetworkRequest) Reset() {
+	*x = CheckNetworkRequest{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckNetworkRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckNetworkRequest) ProtoMessage() {}
+
+func (x *CheckNetworkRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckNetworkRequest.ProtoReflect.Descriptor instead.
+func (*CheckNetworkRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{26}
+}
+
+type CheckNetworkResponse struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	CheckedAt        *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=checked_at,json=checkedAt,proto3" json:"checked_at,omitempty"`
+	TookMicroseconds int64                  `protobuf:"varint,2,opt,name=took_microseconds,json=tookMicroseconds,proto3" json:"took_microseconds,omitempty"`
+	ListenAddresses  []string               `protobuf:"bytes,3,rep,name=listen_addresses,json=listenAddresses,proto3" json:"listen_addresses,omitempty"`
+	// What others are told to dial.
+	AnnouncedAddresses []string `protobuf:"bytes,4,rep,name=announced_addresses,json=announcedAddresses,proto3" json:"announced_addresses,omitempty"`
+	// Where bootstraps see this node come from.
+	ObservedAddresses []*ObservedAddress `protobuf:"bytes,5,rep,name=observed_addresses,json=observedAddresses,proto3" json:"observed_addresses,omitempty"`
+	// "works", "blocked" (TCP gets through and QUIC nowhere) or "unknown".
+	Udp string `protobuf:"bytes,6,opt,name=udp,proto3" json:"udp,omitempty"`
+	// "works", "fails", "none" (this host has no global address) or "unknown".
+	Ipv6 string `protobuf:"bytes,7,opt,name=ipv6,proto3" json:"ipv6,omitempty"`
+	// "none", "endpoint_independent", "port_preserving", "symmetric" or "unknown".
+	Nat string `protobuf:"bytes,8,opt,name=nat,proto3" json:"nat,omitempty"`
+	// What that was concluded from.
+	NatReason string `protobuf:"bytes,9,opt,name=nat_reason,json=natReason,proto3" json:"nat_reason,omitempty"`
+	// The node is configured as one that nobody reaches from outside.
+	Private bool `protobuf:"varint,10,opt,name=private,proto3" json:"private,omitempty"`
+	// What bootstraps found when they dialed this node back (AutoNAT v2). It is
+	// shown only: reachability is configured, never guessed.
+	DialBacks []*DialBack `protobuf:"bytes,11,rep,name=dial_backs,json=dialBacks,proto3" json:"dial_backs,omitempty"`
+	// Relays that hold a reservation for this node; private nodes want one.
+	Reservations  []*RelayReservation `protobuf:"bytes,12,rep,name=reservations,proto3" json:"reservations,omitempty"`
+	Bootstraps    []*BootstrapCheck   `protobuf:"bytes,13,rep,name=bootstraps,proto3" json:"bootstraps,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckNetworkResponse) Reset() {
+	*x = CheckNetworkResponse{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckNetworkResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckNetworkResponse) ProtoMessage() {}
+
+func (x *CheckNetworkResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckNetworkResponse.ProtoReflect.Descriptor instead.
+func (*CheckNetworkResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *CheckNetworkResponse) GetCheckedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CheckedAt
+	}
+	return nil
+}
+
+func (x *CheckNetworkResponse) GetTookMicroseconds() int64 {
+	if x != nil {
+		return x.TookMicroseconds
+	}
+	return 0
+}
+
+func (x *CheckNetworkResponse) GetListenAddresses() []string {
+	if x != nil {
+		return x.ListenAddresses
+	}
+	return nil
+}
+
+func (x *CheckNetworkResponse) GetAnnouncedAddresses() []string {
+	if x != nil {
+		return x.AnnouncedAddresses
+	}
+	return nil
+}
+
+func (x *CheckNetworkResponse) GetObservedAddresses() []*ObservedAddress {
+	if x != nil {
+		return x.ObservedAddresses
+	}
+	return nil
+}
+
+func (x *CheckNetworkResponse) GetUdp() string {
+	if x != nil {
+		return x.Udp
+	}
+	return ""
+}
+
+func (x *CheckNetworkResponse) GetIpv6() string {
+	if x != nil {
+		return x.Ipv6
+	}
+	return ""
+}
+
+func (x *CheckNetworkResponse) GetNat() string {
+	if x != nil {
+		return x.Nat
+	}
+	return ""
+}
+
+func (x *CheckNetworkResponse) GetNatReason() string {
+	if x != nil {
+		return x.NatReason
+	}
+	return ""
+}
+
+func (x *CheckNetworkResponse) GetPrivate() bool {
+	if x != nil {
+		return x.Private
+	}
+	return false
+}
+
+func (x *CheckNetworkResponse) GetDialBacks() []*DialBack {
+	if x != nil {
+		return x.DialBacks
+	}
+	return nil
+}
+
+func (x *CheckNetworkResponse) GetReservations() []*RelayReservation {
+	if x != nil {
+		return x.Reservations
+	}
+	return nil
+}
+
+func (x *CheckNetworkResponse) GetBootstraps() []*BootstrapCheck {
+	if x != nil {
+		return x.Bootstraps
+	}
+	return nil
+}
+
+type ObservedAddress struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Address      string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	LocalAddress string                 `protobuf:"bytes,2,opt,name=local_address,json=localAddress,proto3" json:"local_address,omitempty"`
+	// "tcp" or "quic".
+	Transport string `protobuf:"bytes,3,opt,name=transport,proto3" json:"transport,omitempty"`
+	// The bootstrap's key.
+	Observer      string `protobuf:"bytes,4,opt,name=observer,proto3" json:"observer,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ObservedAddress) Reset() {
+	*x = ObservedAddress{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ObservedAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ObservedAddress) ProtoMessage() {}
+
+func (x *ObservedAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ObservedAddress.ProtoReflect.Descriptor instead.
+func (*ObservedAddress) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ObservedAddress) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *ObservedAddress) GetLocalAddress() string {
+	if x != nil {
+		return x.LocalAddress
+	}
+	return ""
+}
+
+func (x *ObservedAddress) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *ObservedAddress) GetObserver() string {
+	if x != nil {
+		return x.Observer
+	}
+	return ""
+}
+
+type DialBack struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// "reachable", "unreachable" or "unknown".
+	Result        string                 `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
+	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	CheckedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=checked_at,json=checkedAt,proto3" json:"checked_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DialBack) Reset() {
+	*x = DialBack{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DialBack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DialBack) ProtoMessage() {}
+
+func (x *DialBack) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DialBack.ProtoReflect.Descriptor instead.
+func (*DialBack) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *DialBack) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *DialBack) GetResult() string {
+	if x != nil {
+		return x.Result
+	}
+	return ""
+}
+
+func (x *DialBack) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *DialBack) GetCheckedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CheckedAt
+	}
+	return nil
+}
+
+type RelayReservation struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RelayKey      string                 `protobuf:"bytes,1,opt,name=relay_key,json=relayKey,proto3" json:"relay_key,omitempty"`
+	RelayName     string                 `protobuf:"bytes,2,opt,name=relay_name,json=relayName,proto3" json:"relay_name,omitempty"`
+	Address       string                 `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RelayReservation) Reset() {
+	*x = RelayReservation{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RelayReservation) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RelayReservation) ProtoMessage() {}
+
+func (x *RelayReservation) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RelayReservation.ProtoReflect.Descriptor instead.
+func (*RelayReservation) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *RelayReservation) GetRelayKey() string {
+	if x != nil {
+		return x.RelayKey
+	}
+	return ""
+}
+
+func (x *RelayReservation) GetRelayName() string {
+	if x != nil {
+		return x.RelayName
+	}
+	return ""
+}
+
+func (x *RelayReservation) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+// BootstrapCheck is one bootstrap as this node sees it.
+type BootstrapCheck struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Key       string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	Addresses []*AddressCheck        `protobuf:"bytes,3,rep,name=addresses,proto3" json:"addresses,omitempty"`
+	// Calls to it work.
+	Answers bool `protobuf:"varint,4,opt,name=answers,proto3" json:"answers,omitempty"`
+	// Why they do not.
+	Reason string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	// How far its clock is ahead of this node's, known when it answers. Shown, never
+	// acted on.
+	ClockAheadMicroseconds int64 `protobuf:"varint,6,opt,name=clock_ahead_microseconds,json=clockAheadMicroseconds,proto3" json:"clock_ahead_microseconds,omitempty"`
+	unknownFields          protoimpl.UnknownFields
+	sizeCache              protoimpl.SizeCache
+}
+
+func (x *BootstrapCheck) Reset() {
+	*x = BootstrapCheck{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BootstrapCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BootstrapCheck) ProtoMessage() {}
+
+func (x *BootstrapCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BootstrapCheck.ProtoReflect.Descriptor instead.
+func (*BootstrapCheck) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *BootstrapCheck) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *BootstrapCheck) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *BootstrapCheck) GetAddresses() []*AddressCheck {
+	if x != nil {
+		return x.Addresses
+	}
+	return nil
+}
+
+func (x *BootstrapCheck) GetAnswers() bool {
+	if x != nil {
+		return x.Answers
+	}
+	return false
+}
+
+func (x *BootstrapCheck) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *BootstrapCheck) GetClockAheadMicroseconds() int64 {
+	if x != nil {
+		return x.ClockAheadMicroseconds
+	}
+	return 0
+}
+
+type AddressCheck struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Address string                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"`
+	// "tcp", "quic" or "other".
+	Transport string `protobuf:"bytes,2,opt,name=transport,proto3" json:"transport,omitempty"`
+	// The bootstrap's key answered there.
+	Answers bool   `protobuf:"varint,3,opt,name=answers,proto3" json:"answers,omitempty"`
+	Reason  string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	// From the first packet to a secured connection.
+	ConnectMicroseconds   int64 `protobuf:"varint,5,opt,name=connect_microseconds,json=connectMicroseconds,proto3" json:"connect_microseconds,omitempty"`
+	RoundTripMicroseconds int64 `protobuf:"varint,6,opt,name=round_trip_microseconds,json=roundTripMicroseconds,proto3" json:"round_trip_microseconds,omitempty"`
+	unknownFields         protoimpl.UnknownFields
+	sizeCache             protoimpl.SizeCache
+}
+
+func (x *AddressCheck) Reset() {
+	*x = AddressCheck{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddressCheck) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddressCheck) ProtoMessage() {}
+
+func (x *AddressCheck) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddressCheck.ProtoReflect.Descriptor instead.
+func (*AddressCheck) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *AddressCheck) GetAddress() string {
+	if x != nil {
+		return x.Address
+	}
+	return ""
+}
+
+func (x *AddressCheck) GetTransport() string {
+	if x != nil {
+		return x.Transport
+	}
+	return ""
+}
+
+func (x *AddressCheck) GetAnswers() bool {
+	if x != nil {
+		return x.Answers
+	}
+	return false
+}
+
+func (x *AddressCheck) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *AddressCheck) GetConnectMicroseconds() int64 {
+	if x != nil {
+		return x.ConnectMicroseconds
+	}
+	return 0
+}
+
+func (x *AddressCheck) GetRoundTripMicroseconds() int64 {
+	if x != nil {
+		return x.RoundTripMicroseconds
+	}
+	return 0
+}
+
+type RunSpeedTestRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Peer id.
+	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// For each direction, 1 to 10; 0 is 3.
+	Seconds uint32 `protobuf:"varint,2,opt,name=seconds,proto3" json:"seconds,omitempty"`
+	// Bound on the bytes of each direction, at most 1 GiB; 0 is 1 GiB.
+	Bytes         uint64 `protobuf:"varint,3,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunSpeedTestRequest) Reset() {
+	*x = RunSpeedTestRequest{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunSpeedTestRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunSpeedTestRequest) ProtoMessage() {}
+
+func (x *RunSpeedTestRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunSpeedTestRequest.ProtoReflect.Descriptor instead.
+func (*RunSpeedTestRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *RunSpeedTestRequest) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *RunSpeedTestRequest) GetSeconds() uint32 {
+	if x != nil {
+		return x.Seconds
+	}
+	return 0
+}
+
+func (x *RunSpeedTestRequest) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+type RunSpeedTestResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Path  *Peer                  `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	// From this node to the peer.
+	Up *BulkSpeed `protobuf:"bytes,2,opt,name=up,proto3" json:"up,omitempty"`
+	// From the peer to this node.
+	Down *BulkSpeed `protobuf:"bytes,3,opt,name=down,proto3" json:"down,omitempty"`
+	// Calls with nothing beside them, beside the bulk up and beside the bulk down.
+	Alone         *CallTimes `protobuf:"bytes,4,opt,name=alone,proto3" json:"alone,omitempty"`
+	BesideUp      *CallTimes `protobuf:"bytes,5,opt,name=beside_up,json=besideUp,proto3" json:"beside_up,omitempty"`
+	BesideDown    *CallTimes `protobuf:"bytes,6,opt,name=beside_down,json=besideDown,proto3" json:"beside_down,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunSpeedTestResponse) Reset() {
+	*x = RunSpeedTestResponse{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunSpeedTestResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunSpeedTestResponse) ProtoMessage() {}
+
+func (x *RunSpeedTestResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunSpeedTestResponse.ProtoReflect.Descriptor instead.
+func (*RunSpeedTestResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *RunSpeedTestResponse) GetPath() *Peer {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+func (x *RunSpeedTestResponse) GetUp() *BulkSpeed {
+	if x != nil {
+		return x.Up
+	}
+	return nil
+}
+
+func (x *RunSpeedTestResponse) GetDown() *BulkSpeed {
+	if x != nil {
+		return x.Down
+	}
+	return nil
+}
+
+func (x *RunSpeedTestResponse) GetAlone() *CallTimes {
+	if x != nil {
+		return x.Alone
+	}
+	return nil
+}
+
+func (x *RunSpeedTestResponse) GetBesideUp() *CallTimes {
+	if x != nil {
+		return x.BesideUp
+	}
+	return nil
+}
+
+func (x *RunSpeedTestResponse) GetBesideDown() *CallTimes {
+	if x != nil {
+		return x.BesideDown
+	}
+	return nil
+}
+
+type BulkSpeed struct {
+	state            protoimpl.MessageState `protogen:"open.v1"`
+	Bytes            uint64                 `protobuf:"varint,1,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	TookMicroseconds int64                  `protobuf:"varint,2,opt,name=took_microseconds,json=tookMicroseconds,proto3" json:"took_microseconds,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *BulkSpeed) Reset() {
+	*x = BulkSpeed{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BulkSpeed) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BulkSpeed) ProtoMessage() {}
+
+func (x *BulkSpeed) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BulkSpeed.ProtoReflect.Descriptor instead.
+func (*BulkSpeed) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *BulkSpeed) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *BulkSpeed) GetTookMicroseconds() int64 {
+	if x != nil {
+		return x.TookMicroseconds
+	}
+	return 0
+}
+
+type CallTimes struct {
+	state           protoimpl.MessageState `protogen:"open.v1"`
+	Calls           uint32                 `protobuf:"varint,1,opt,name=calls,proto3" json:"calls,omitempty"`
+	P50Microseconds int64                  `protobuf:"varint,2,opt,name=p50_microseconds,json=p50Microseconds,proto3" json:"p50_microseconds,omitempty"`
+	P99Microseconds int64                  `protobuf:"varint,3,opt,name=p99_microseconds,json=p99Microseconds,proto3" json:"p99_microseconds,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
+}
+
+func (x *CallTimes) Reset() {
+	*x = CallTimes{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CallTimes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CallTimes) ProtoMessage() {}
+
+func (x *CallTimes) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CallTimes.ProtoReflect.Descriptor instead.
+func (*CallTimes) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *CallTimes) GetCalls() uint32 {
+	if x != nil {
+		return x.Calls
+	}
+	return 0
+}
+
+func (x *CallTimes) GetP50Microseconds() int64 {
+	if x != nil {
+		return x.P50Microseconds
+	}
+	return 0
+}
+
+func (x *CallTimes) GetP99Microseconds() int64 {
+	if x != nil {
+		return x.P99Microseconds
+	}
+	return 0
+}
+
+// SpeedTestOffer opens a stream of speedtest.
+type SpeedTestOffer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The opener sends the bulk; otherwise the other side does.
+	Upload        bool   `protobuf:"varint,1,opt,name=upload,proto3" json:"upload,omitempty"`
+	Bytes         uint64 `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Microseconds  int64  `protobuf:"varint,3,opt,name=microseconds,proto3" json:"microseconds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpeedTestOffer) Reset() {
+	*x = SpeedTestOffer{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpeedTestOffer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpeedTestOffer) ProtoMessage() {}
+
+func (x *SpeedTestOffer) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpeedTestOffer.ProtoReflect.Descriptor instead.
+func (*SpeedTestOffer) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *SpeedTestOffer) GetUpload() bool {
+	if x != nil {
+		return x.Upload
+	}
+	return false
+}
+
+func (x *SpeedTestOffer) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *SpeedTestOffer) GetMicroseconds() int64 {
+	if x != nil {
+		return x.Microseconds
+	}
+	return 0
+}
+
+// SpeedTestAnswer says whether the test is taken, and after an upload what came.
+type SpeedTestAnswer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A kind of pkg/fault; empty when taken.
+	FaultKind     string     `protobuf:"bytes,1,opt,name=fault_kind,json=faultKind,proto3" json:"fault_kind,omitempty"`
+	Message       string     `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	Received      *BulkSpeed `protobuf:"bytes,3,opt,name=received,proto3" json:"received,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SpeedTestAnswer) Reset() {
+	*x = SpeedTestAnswer{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SpeedTestAnswer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SpeedTestAnswer) ProtoMessage() {}
+
+func (x *SpeedTestAnswer) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SpeedTestAnswer.ProtoReflect.Descriptor instead.
+func (*SpeedTestAnswer) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *SpeedTestAnswer) GetFaultKind() string {
+	if x != nil {
+		return x.FaultKind
+	}
+	return ""
+}
+
+func (x *SpeedTestAnswer) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *SpeedTestAnswer) GetReceived() *BulkSpeed {
+	if x != nil {
+		return x.Received
+	}
+	return nil
+}
+
+type ListServicesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListServicesRequest) Reset() {
+	*x = ListServicesRequest{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesRequest) ProtoMessage() {}
+
+func (x *ListServicesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesRequest.ProtoReflect.Descriptor instead.
+func (*ListServicesRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{39}
+}
+
+type ListServicesResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Full names, sorted.
+	Services []string `protobuf:"bytes,1,rep,name=services,proto3" json:"services,omitempty"`
+	// A google.protobuf.FileDescriptorSet that holds them and what they import, in
+	// the order in which they depend on each other.
+	FileDescriptorSet []byte `protobuf:"bytes,2,opt,name=file_descriptor_set,json=fileDescriptorSet,proto3" json:"file_descriptor_set,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ListServicesResponse) Reset() {
+	*x = ListServicesResponse{}
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListServicesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListServicesResponse) ProtoMessage() {}
+
+func (x *ListServicesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_mesh_v1_node_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListServicesResponse.ProtoReflect.Descriptor instead.
+func (*ListServicesResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_mesh_v1_node_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *ListServicesResponse) GetServices() []string {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+func (x *ListServicesResponse) GetFileDescriptorSet() []byte {
+	if x != nil {
+		return x.FileDescriptorSet
+	}
+	return nil
+}
+
 var File_cosmicac_mesh_v1_node_proto protoreflect.FileDescriptor
 
 const file_cosmicac_mesh_v1_node_proto_rawDesc = "" +
@@ -1230,7 +2757,126 @@ const file_cosmicac_mesh_v1_node_proto_rawDesc = "" +
 	"\x15network_info_envelope\x18\x02 \x01(\fR\x13networkInfoEnvelope\"o\n" +
 	"\x12PutNetworkResponse\x12%\n" +
 	"\x0eroster_version\x18\x01 \x01(\x04R\rrosterVersion\x122\n" +
-	"\x15network_info_sequence\x18\x02 \x01(\x04R\x13networkInfoSequence2\x8b\x06\n" +
+	"\x15network_info_sequence\x18\x02 \x01(\x04R\x13networkInfoSequence\"$\n" +
+	"\x10TracePeerRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\"F\n" +
+	"\x11TracePeerResponse\x121\n" +
+	"\x05trace\x18\x01 \x01(\v2\x1b.cosmicac.mesh.v1.PeerTraceR\x05trace\"\xc8\x02\n" +
+	"\tPeerTrace\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12*\n" +
+	"\x04path\x18\x03 \x01(\v2\x16.cosmicac.mesh.v1.PeerR\x04path\x12\x16\n" +
+	"\x06reused\x18\x04 \x01(\bR\x06reused\x12;\n" +
+	"\vsearched_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"searchedAt\x12+\n" +
+	"\x11took_microseconds\x18\x06 \x01(\x03R\x10tookMicroseconds\x12.\n" +
+	"\x04ways\x18\a \x03(\v2\x1a.cosmicac.mesh.v1.TraceWayR\x04ways\x12\x1d\n" +
+	"\n" +
+	"fault_kind\x18\b \x01(\tR\tfaultKind\x12\x18\n" +
+	"\amessage\x18\t \x01(\tR\amessage\"\xe8\x01\n" +
+	"\bTraceWay\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x16\n" +
+	"\x06result\x18\x02 \x01(\tR\x06result\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12-\n" +
+	"\x12began_microseconds\x18\x04 \x01(\x03R\x11beganMicroseconds\x12+\n" +
+	"\x11took_microseconds\x18\x05 \x01(\x03R\x10tookMicroseconds\x12<\n" +
+	"\taddresses\x18\x06 \x03(\v2\x1e.cosmicac.mesh.v1.TraceAddressR\taddresses\"\xd2\x01\n" +
+	"\fTraceAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
+	"\ttransport\x18\x02 \x01(\tR\ttransport\x12\x16\n" +
+	"\x06result\x18\x03 \x01(\tR\x06result\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x12-\n" +
+	"\x12began_microseconds\x18\x05 \x01(\x03R\x11beganMicroseconds\x12+\n" +
+	"\x11took_microseconds\x18\x06 \x01(\x03R\x10tookMicroseconds\"9\n" +
+	"\x0fPingPeerRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\rR\x05count\"v\n" +
+	"\x10PingPeerResponse\x126\n" +
+	"\x17round_trip_microseconds\x18\x01 \x03(\x03R\x15roundTripMicroseconds\x12*\n" +
+	"\x04path\x18\x02 \x01(\v2\x16.cosmicac.mesh.v1.PeerR\x04path\"\x15\n" +
+	"\x13CheckNetworkRequest\"\xe2\x04\n" +
+	"\x14CheckNetworkResponse\x129\n" +
+	"\n" +
+	"checked_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\tcheckedAt\x12+\n" +
+	"\x11took_microseconds\x18\x02 \x01(\x03R\x10tookMicroseconds\x12)\n" +
+	"\x10listen_addresses\x18\x03 \x03(\tR\x0flistenAddresses\x12/\n" +
+	"\x13announced_addresses\x18\x04 \x03(\tR\x12announcedAddresses\x12P\n" +
+	"\x12observed_addresses\x18\x05 \x03(\v2!.cosmicac.mesh.v1.ObservedAddressR\x11observedAddresses\x12\x10\n" +
+	"\x03udp\x18\x06 \x01(\tR\x03udp\x12\x12\n" +
+	"\x04ipv6\x18\a \x01(\tR\x04ipv6\x12\x10\n" +
+	"\x03nat\x18\b \x01(\tR\x03nat\x12\x1d\n" +
+	"\n" +
+	"nat_reason\x18\t \x01(\tR\tnatReason\x12\x18\n" +
+	"\aprivate\x18\n" +
+	" \x01(\bR\aprivate\x129\n" +
+	"\n" +
+	"dial_backs\x18\v \x03(\v2\x1a.cosmicac.mesh.v1.DialBackR\tdialBacks\x12F\n" +
+	"\freservations\x18\f \x03(\v2\".cosmicac.mesh.v1.RelayReservationR\freservations\x12@\n" +
+	"\n" +
+	"bootstraps\x18\r \x03(\v2 .cosmicac.mesh.v1.BootstrapCheckR\n" +
+	"bootstraps\"\x8a\x01\n" +
+	"\x0fObservedAddress\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12#\n" +
+	"\rlocal_address\x18\x02 \x01(\tR\flocalAddress\x12\x1c\n" +
+	"\ttransport\x18\x03 \x01(\tR\ttransport\x12\x1a\n" +
+	"\bobserver\x18\x04 \x01(\tR\bobserver\"\x8f\x01\n" +
+	"\bDialBack\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x16\n" +
+	"\x06result\x18\x02 \x01(\tR\x06result\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x129\n" +
+	"\n" +
+	"checked_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcheckedAt\"h\n" +
+	"\x10RelayReservation\x12\x1b\n" +
+	"\trelay_key\x18\x01 \x01(\tR\brelayKey\x12\x1d\n" +
+	"\n" +
+	"relay_name\x18\x02 \x01(\tR\trelayName\x12\x18\n" +
+	"\aaddress\x18\x03 \x01(\tR\aaddress\"\xe0\x01\n" +
+	"\x0eBootstrapCheck\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12<\n" +
+	"\taddresses\x18\x03 \x03(\v2\x1e.cosmicac.mesh.v1.AddressCheckR\taddresses\x12\x18\n" +
+	"\aanswers\x18\x04 \x01(\bR\aanswers\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\x128\n" +
+	"\x18clock_ahead_microseconds\x18\x06 \x01(\x03R\x16clockAheadMicroseconds\"\xe3\x01\n" +
+	"\fAddressCheck\x12\x18\n" +
+	"\aaddress\x18\x01 \x01(\tR\aaddress\x12\x1c\n" +
+	"\ttransport\x18\x02 \x01(\tR\ttransport\x12\x18\n" +
+	"\aanswers\x18\x03 \x01(\bR\aanswers\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason\x121\n" +
+	"\x14connect_microseconds\x18\x05 \x01(\x03R\x13connectMicroseconds\x126\n" +
+	"\x17round_trip_microseconds\x18\x06 \x01(\x03R\x15roundTripMicroseconds\"W\n" +
+	"\x13RunSpeedTestRequest\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x18\n" +
+	"\aseconds\x18\x02 \x01(\rR\aseconds\x12\x14\n" +
+	"\x05bytes\x18\x03 \x01(\x04R\x05bytes\"\xcb\x02\n" +
+	"\x14RunSpeedTestResponse\x12*\n" +
+	"\x04path\x18\x01 \x01(\v2\x16.cosmicac.mesh.v1.PeerR\x04path\x12+\n" +
+	"\x02up\x18\x02 \x01(\v2\x1b.cosmicac.mesh.v1.BulkSpeedR\x02up\x12/\n" +
+	"\x04down\x18\x03 \x01(\v2\x1b.cosmicac.mesh.v1.BulkSpeedR\x04down\x121\n" +
+	"\x05alone\x18\x04 \x01(\v2\x1b.cosmicac.mesh.v1.CallTimesR\x05alone\x128\n" +
+	"\tbeside_up\x18\x05 \x01(\v2\x1b.cosmicac.mesh.v1.CallTimesR\bbesideUp\x12<\n" +
+	"\vbeside_down\x18\x06 \x01(\v2\x1b.cosmicac.mesh.v1.CallTimesR\n" +
+	"besideDown\"N\n" +
+	"\tBulkSpeed\x12\x14\n" +
+	"\x05bytes\x18\x01 \x01(\x04R\x05bytes\x12+\n" +
+	"\x11took_microseconds\x18\x02 \x01(\x03R\x10tookMicroseconds\"w\n" +
+	"\tCallTimes\x12\x14\n" +
+	"\x05calls\x18\x01 \x01(\rR\x05calls\x12)\n" +
+	"\x10p50_microseconds\x18\x02 \x01(\x03R\x0fp50Microseconds\x12)\n" +
+	"\x10p99_microseconds\x18\x03 \x01(\x03R\x0fp99Microseconds\"b\n" +
+	"\x0eSpeedTestOffer\x12\x16\n" +
+	"\x06upload\x18\x01 \x01(\bR\x06upload\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\"\n" +
+	"\fmicroseconds\x18\x03 \x01(\x03R\fmicroseconds\"\x83\x01\n" +
+	"\x0fSpeedTestAnswer\x12\x1d\n" +
+	"\n" +
+	"fault_kind\x18\x01 \x01(\tR\tfaultKind\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\x127\n" +
+	"\breceived\x18\x03 \x01(\v2\x1b.cosmicac.mesh.v1.BulkSpeedR\breceived\"\x15\n" +
+	"\x13ListServicesRequest\"b\n" +
+	"\x14ListServicesResponse\x12\x1a\n" +
+	"\bservices\x18\x01 \x03(\tR\bservices\x12.\n" +
+	"\x13file_descriptor_set\x18\x02 \x01(\fR\x11fileDescriptorSet2\xfd\t\n" +
 	"\x04Node\x12Q\n" +
 	"\x04Ping\x12\x1d.cosmicac.mesh.v1.PingRequest\x1a\x1e.cosmicac.mesh.v1.PingResponse\"\n" +
 	"\xca\xc1\x18\x06\x10\x01\x18\x01(\x01\x12j\n" +
@@ -1247,7 +2893,16 @@ const file_cosmicac_mesh_v1_node_proto_rawDesc = "" +
 	"GetNetwork\x12#.cosmicac.mesh.v1.GetNetworkRequest\x1a$.cosmicac.mesh.v1.GetNetworkResponse\"\n" +
 	"\xca\xc1\x18\x06\x10\x01\x18\x01(\x01\x12a\n" +
 	"\n" +
-	"PutNetwork\x12#.cosmicac.mesh.v1.PutNetworkRequest\x1a$.cosmicac.mesh.v1.PutNetworkResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01B@Z>github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1;meshv1b\x06proto3"
+	"PutNetwork\x12#.cosmicac.mesh.v1.PutNetworkRequest\x1a$.cosmicac.mesh.v1.PutNetworkResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12]\n" +
+	"\tTracePeer\x12\".cosmicac.mesh.v1.TracePeerRequest\x1a#.cosmicac.mesh.v1.TracePeerResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\a\x12Z\n" +
+	"\bPingPeer\x12!.cosmicac.mesh.v1.PingPeerRequest\x1a\".cosmicac.mesh.v1.PingPeerResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\a\x12f\n" +
+	"\fCheckNetwork\x12%.cosmicac.mesh.v1.CheckNetworkRequest\x1a&.cosmicac.mesh.v1.CheckNetworkResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\a\x12f\n" +
+	"\fRunSpeedTest\x12%.cosmicac.mesh.v1.RunSpeedTestRequest\x1a&.cosmicac.mesh.v1.RunSpeedTestResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\a\x12e\n" +
+	"\fListServices\x12%.cosmicac.mesh.v1.ListServicesRequest\x1a&.cosmicac.mesh.v1.ListServicesResponse\"\x06\xca\xc1\x18\x02\x10\x01B@Z>github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1;meshv1b\x06proto3"
 
 var (
 	file_cosmicac_mesh_v1_node_proto_rawDescOnce sync.Once
@@ -1261,7 +2916,7 @@ func file_cosmicac_mesh_v1_node_proto_rawDescGZIP() []byte {
 	return file_cosmicac_mesh_v1_node_proto_rawDescData
 }
 
-var file_cosmicac_mesh_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_cosmicac_mesh_v1_node_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_cosmicac_mesh_v1_node_proto_goTypes = []any{
 	(*PingRequest)(nil),           // 0: cosmicac.mesh.v1.PingRequest
 	(*PingResponse)(nil),          // 1: cosmicac.mesh.v1.PingResponse
@@ -1282,43 +2937,95 @@ var file_cosmicac_mesh_v1_node_proto_goTypes = []any{
 	(*GetNetworkResponse)(nil),    // 16: cosmicac.mesh.v1.GetNetworkResponse
 	(*PutNetworkRequest)(nil),     // 17: cosmicac.mesh.v1.PutNetworkRequest
 	(*PutNetworkResponse)(nil),    // 18: cosmicac.mesh.v1.PutNetworkResponse
-	(Role)(0),                     // 19: cosmicac.mesh.v1.Role
-	(*timestamppb.Timestamp)(nil), // 20: google.protobuf.Timestamp
-	(Class)(0),                    // 21: cosmicac.mesh.v1.Class
+	(*TracePeerRequest)(nil),      // 19: cosmicac.mesh.v1.TracePeerRequest
+	(*TracePeerResponse)(nil),     // 20: cosmicac.mesh.v1.TracePeerResponse
+	(*PeerTrace)(nil),             // 21: cosmicac.mesh.v1.PeerTrace
+	(*TraceWay)(nil),              // 22: cosmicac.mesh.v1.TraceWay
+	(*TraceAddress)(nil),          // 23: cosmicac.mesh.v1.TraceAddress
+	(*PingPeerRequest)(nil),       // 24: cosmicac.mesh.v1.PingPeerRequest
+	(*PingPeerResponse)(nil),      // 25: cosmicac.mesh.v1.PingPeerResponse
+	(*CheckNetworkRequest)(nil),   // 26: cosmicac.mesh.v1.CheckNetworkRequest
+	(*CheckNetworkResponse)(nil),  // 27: cosmicac.mesh.v1.CheckNetworkResponse
+	(*ObservedAddress)(nil),       // 28: cosmicac.mesh.v1.ObservedAddress
+	(*DialBack)(nil),              // 29: cosmicac.mesh.v1.DialBack
+	(*RelayReservation)(nil),      // 30: cosmicac.mesh.v1.RelayReservation
+	(*BootstrapCheck)(nil),        // 31: cosmicac.mesh.v1.BootstrapCheck
+	(*AddressCheck)(nil),          // 32: cosmicac.mesh.v1.AddressCheck
+	(*RunSpeedTestRequest)(nil),   // 33: cosmicac.mesh.v1.RunSpeedTestRequest
+	(*RunSpeedTestResponse)(nil),  // 34: cosmicac.mesh.v1.RunSpeedTestResponse
+	(*BulkSpeed)(nil),             // 35: cosmicac.mesh.v1.BulkSpeed
+	(*CallTimes)(nil),             // 36: cosmicac.mesh.v1.CallTimes
+	(*SpeedTestOffer)(nil),        // 37: cosmicac.mesh.v1.SpeedTestOffer
+	(*SpeedTestAnswer)(nil),       // 38: cosmicac.mesh.v1.SpeedTestAnswer
+	(*ListServicesRequest)(nil),   // 39: cosmicac.mesh.v1.ListServicesRequest
+	(*ListServicesResponse)(nil),  // 40: cosmicac.mesh.v1.ListServicesResponse
+	(Role)(0),                     // 41: cosmicac.mesh.v1.Role
+	(*timestamppb.Timestamp)(nil), // 42: google.protobuf.Timestamp
+	(Class)(0),                    // 43: cosmicac.mesh.v1.Class
 }
 var file_cosmicac_mesh_v1_node_proto_depIdxs = []int32{
-	19, // 0: cosmicac.mesh.v1.GetInfoResponse.roles:type_name -> cosmicac.mesh.v1.Role
-	20, // 1: cosmicac.mesh.v1.GetInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	41, // 0: cosmicac.mesh.v1.GetInfoResponse.roles:type_name -> cosmicac.mesh.v1.Role
+	42, // 1: cosmicac.mesh.v1.GetInfoResponse.started_at:type_name -> google.protobuf.Timestamp
 	6,  // 2: cosmicac.mesh.v1.GetInfoResponse.warnings:type_name -> cosmicac.mesh.v1.Warning
-	20, // 3: cosmicac.mesh.v1.GetInfoResponse.now:type_name -> google.protobuf.Timestamp
-	20, // 4: cosmicac.mesh.v1.Warning.since:type_name -> google.protobuf.Timestamp
+	42, // 3: cosmicac.mesh.v1.GetInfoResponse.now:type_name -> google.protobuf.Timestamp
+	42, // 4: cosmicac.mesh.v1.Warning.since:type_name -> google.protobuf.Timestamp
 	11, // 5: cosmicac.mesh.v1.StreamLogsResponse.lines:type_name -> cosmicac.mesh.v1.LogLine
-	20, // 6: cosmicac.mesh.v1.LogLine.time:type_name -> google.protobuf.Timestamp
+	42, // 6: cosmicac.mesh.v1.LogLine.time:type_name -> google.protobuf.Timestamp
 	14, // 7: cosmicac.mesh.v1.ListPeersResponse.peers:type_name -> cosmicac.mesh.v1.Peer
-	19, // 8: cosmicac.mesh.v1.Peer.roles:type_name -> cosmicac.mesh.v1.Role
-	21, // 9: cosmicac.mesh.v1.Peer.class:type_name -> cosmicac.mesh.v1.Class
-	20, // 10: cosmicac.mesh.v1.Peer.connected_at:type_name -> google.protobuf.Timestamp
-	0,  // 11: cosmicac.mesh.v1.Node.Ping:input_type -> cosmicac.mesh.v1.PingRequest
-	2,  // 12: cosmicac.mesh.v1.Node.GetInstanceId:input_type -> cosmicac.mesh.v1.GetInstanceIdRequest
-	4,  // 13: cosmicac.mesh.v1.Node.GetInfo:input_type -> cosmicac.mesh.v1.GetInfoRequest
-	7,  // 14: cosmicac.mesh.v1.Node.GetMetrics:input_type -> cosmicac.mesh.v1.GetMetricsRequest
-	9,  // 15: cosmicac.mesh.v1.Node.StreamLogs:input_type -> cosmicac.mesh.v1.StreamLogsRequest
-	12, // 16: cosmicac.mesh.v1.Node.ListPeers:input_type -> cosmicac.mesh.v1.ListPeersRequest
-	15, // 17: cosmicac.mesh.v1.Node.GetNetwork:input_type -> cosmicac.mesh.v1.GetNetworkRequest
-	17, // 18: cosmicac.mesh.v1.Node.PutNetwork:input_type -> cosmicac.mesh.v1.PutNetworkRequest
-	1,  // 19: cosmicac.mesh.v1.Node.Ping:output_type -> cosmicac.mesh.v1.PingResponse
-	3,  // 20: cosmicac.mesh.v1.Node.GetInstanceId:output_type -> cosmicac.mesh.v1.GetInstanceIdResponse
-	5,  // 21: cosmicac.mesh.v1.Node.GetInfo:output_type -> cosmicac.mesh.v1.GetInfoResponse
-	8,  // 22: cosmicac.mesh.v1.Node.GetMetrics:output_type -> cosmicac.mesh.v1.GetMetricsResponse
-	10, // 23: cosmicac.mesh.v1.Node.StreamLogs:output_type -> cosmicac.mesh.v1.StreamLogsResponse
-	13, // 24: cosmicac.mesh.v1.Node.ListPeers:output_type -> cosmicac.mesh.v1.ListPeersResponse
-	16, // 25: cosmicac.mesh.v1.Node.GetNetwork:output_type -> cosmicac.mesh.v1.GetNetworkResponse
-	18, // 26: cosmicac.mesh.v1.Node.PutNetwork:output_type -> cosmicac.mesh.v1.PutNetworkResponse
-	19, // [19:27] is the sub-list for method output_type
-	11, // [11:19] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	41, // 8: cosmicac.mesh.v1.Peer.roles:type_name -> cosmicac.mesh.v1.Role
+	43, // 9: cosmicac.mesh.v1.Peer.class:type_name -> cosmicac.mesh.v1.Class
+	42, // 10: cosmicac.mesh.v1.Peer.connected_at:type_name -> google.protobuf.Timestamp
+	21, // 11: cosmicac.mesh.v1.TracePeerResponse.trace:type_name -> cosmicac.mesh.v1.PeerTrace
+	14, // 12: cosmicac.mesh.v1.PeerTrace.path:type_name -> cosmicac.mesh.v1.Peer
+	42, // 13: cosmicac.mesh.v1.PeerTrace.searched_at:type_name -> google.protobuf.Timestamp
+	22, // 14: cosmicac.mesh.v1.PeerTrace.ways:type_name -> cosmicac.mesh.v1.TraceWay
+	23, // 15: cosmicac.mesh.v1.TraceWay.addresses:type_name -> cosmicac.mesh.v1.TraceAddress
+	14, // 16: cosmicac.mesh.v1.PingPeerResponse.path:type_name -> cosmicac.mesh.v1.Peer
+	42, // 17: cosmicac.mesh.v1.CheckNetworkResponse.checked_at:type_name -> google.protobuf.Timestamp
+	28, // 18: cosmicac.mesh.v1.CheckNetworkResponse.observed_addresses:type_name -> cosmicac.mesh.v1.ObservedAddress
+	29, // 19: cosmicac.mesh.v1.CheckNetworkResponse.dial_backs:type_name -> cosmicac.mesh.v1.DialBack
+	30, // 20: cosmicac.mesh.v1.CheckNetworkResponse.reservations:type_name -> cosmicac.mesh.v1.RelayReservation
+	31, // 21: cosmicac.mesh.v1.CheckNetworkResponse.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapCheck
+	42, // 22: cosmicac.mesh.v1.DialBack.checked_at:type_name -> google.protobuf.Timestamp
+	32, // 23: cosmicac.mesh.v1.BootstrapCheck.addresses:type_name -> cosmicac.mesh.v1.AddressCheck
+	14, // 24: cosmicac.mesh.v1.RunSpeedTestResponse.path:type_name -> cosmicac.mesh.v1.Peer
+	35, // 25: cosmicac.mesh.v1.RunSpeedTestResponse.up:type_name -> cosmicac.mesh.v1.BulkSpeed
+	35, // 26: cosmicac.mesh.v1.RunSpeedTestResponse.down:type_name -> cosmicac.mesh.v1.BulkSpeed
+	36, // 27: cosmicac.mesh.v1.RunSpeedTestResponse.alone:type_name -> cosmicac.mesh.v1.CallTimes
+	36, // 28: cosmicac.mesh.v1.RunSpeedTestResponse.beside_up:type_name -> cosmicac.mesh.v1.CallTimes
+	36, // 29: cosmicac.mesh.v1.RunSpeedTestResponse.beside_down:type_name -> cosmicac.mesh.v1.CallTimes
+	35, // 30: cosmicac.mesh.v1.SpeedTestAnswer.received:type_name -> cosmicac.mesh.v1.BulkSpeed
+	0,  // 31: cosmicac.mesh.v1.Node.Ping:input_type -> cosmicac.mesh.v1.PingRequest
+	2,  // 32: cosmicac.mesh.v1.Node.GetInstanceId:input_type -> cosmicac.mesh.v1.GetInstanceIdRequest
+	4,  // 33: cosmicac.mesh.v1.Node.GetInfo:input_type -> cosmicac.mesh.v1.GetInfoRequest
+	7,  // 34: cosmicac.mesh.v1.Node.GetMetrics:input_type -> cosmicac.mesh.v1.GetMetricsRequest
+	9,  // 35: cosmicac.mesh.v1.Node.StreamLogs:input_type -> cosmicac.mesh.v1.StreamLogsRequest
+	12, // 36: cosmicac.mesh.v1.Node.ListPeers:input_type -> cosmicac.mesh.v1.ListPeersRequest
+	15, // 37: cosmicac.mesh.v1.Node.GetNetwork:input_type -> cosmicac.mesh.v1.GetNetworkRequest
+	17, // 38: cosmicac.mesh.v1.Node.PutNetwork:input_type -> cosmicac.mesh.v1.PutNetworkRequest
+	19, // 39: cosmicac.mesh.v1.Node.TracePeer:input_type -> cosmicac.mesh.v1.TracePeerRequest
+	24, // 40: cosmicac.mesh.v1.Node.PingPeer:input_type -> cosmicac.mesh.v1.PingPeerRequest
+	26, // 41: cosmicac.mesh.v1.Node.CheckNetwork:input_type -> cosmicac.mesh.v1.CheckNetworkRequest
+	33, // 42: cosmicac.mesh.v1.Node.RunSpeedTest:input_type -> cosmicac.mesh.v1.RunSpeedTestRequest
+	39, // 43: cosmicac.mesh.v1.Node.ListServices:input_type -> cosmicac.mesh.v1.ListServicesRequest
+	1,  // 44: cosmicac.mesh.v1.Node.Ping:output_type -> cosmicac.mesh.v1.PingResponse
+	3,  // 45: cosmicac.mesh.v1.Node.GetInstanceId:output_type -> cosmicac.mesh.v1.GetInstanceIdResponse
+	5,  // 46: cosmicac.mesh.v1.Node.GetInfo:output_type -> cosmicac.mesh.v1.GetInfoResponse
+	8,  // 47: cosmicac.mesh.v1.Node.GetMetrics:output_type -> cosmicac.mesh.v1.GetMetricsResponse
+	10, // 48: cosmicac.mesh.v1.Node.StreamLogs:output_type -> cosmicac.mesh.v1.StreamLogsResponse
+	13, // 49: cosmicac.mesh.v1.Node.ListPeers:output_type -> cosmicac.mesh.v1.ListPeersResponse
+	16, // 50: cosmicac.mesh.v1.Node.GetNetwork:output_type -> cosmicac.mesh.v1.GetNetworkResponse
+	18, // 51: cosmicac.mesh.v1.Node.PutNetwork:output_type -> cosmicac.mesh.v1.PutNetworkResponse
+	20, // 52: cosmicac.mesh.v1.Node.TracePeer:output_type -> cosmicac.mesh.v1.TracePeerResponse
+	25, // 53: cosmicac.mesh.v1.Node.PingPeer:output_type -> cosmicac.mesh.v1.PingPeerResponse
+	27, // 54: cosmicac.mesh.v1.Node.CheckNetwork:output_type -> cosmicac.mesh.v1.CheckNetworkResponse
+	34, // 55: cosmicac.mesh.v1.Node.RunSpeedTest:output_type -> cosmicac.mesh.v1.RunSpeedTestResponse
+	40, // 56: cosmicac.mesh.v1.Node.ListServices:output_type -> cosmicac.mesh.v1.ListServicesResponse
+	44, // [44:57] is the sub-list for method output_type
+	31, // [31:44] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_mesh_v1_node_proto_init() }
@@ -1334,7 +3041,7 @@ func file_cosmicac_mesh_v1_node_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_mesh_v1_node_proto_rawDesc), len(file_cosmicac_mesh_v1_node_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   19,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -27,6 +27,11 @@ const (
 	Node_ListPeers_FullMethodName     = "/cosmicac.mesh.v1.Node/ListPeers"
 	Node_GetNetwork_FullMethodName    = "/cosmicac.mesh.v1.Node/GetNetwork"
 	Node_PutNetwork_FullMethodName    = "/cosmicac.mesh.v1.Node/PutNetwork"
+	Node_TracePeer_FullMethodName     = "/cosmicac.mesh.v1.Node/TracePeer"
+	Node_PingPeer_FullMethodName      = "/cosmicac.mesh.v1.Node/PingPeer"
+	Node_CheckNetwork_FullMethodName  = "/cosmicac.mesh.v1.Node/CheckNetwork"
+	Node_RunSpeedTest_FullMethodName  = "/cosmicac.mesh.v1.Node/RunSpeedTest"
+	Node_ListServices_FullMethodName  = "/cosmicac.mesh.v1.Node/ListServices"
 )
 
 // NodeClient is the client API for Node service.
@@ -53,6 +58,20 @@ type NodeClient interface {
 	// PutNetwork offers a signed roster and NetworkInfo. They are checked by
 	// their signatures; older ones are ignored without error.
 	PutNetwork(ctx context.Context, in *PutNetworkRequest, opts ...grpc.CallOption) (*PutNetworkResponse, error)
+	// TracePeer looks for a peer the way every call does, and tells each way and
+	// each address that was tried. A peer that is not reached is no error of this
+	// call. It takes as long as the search, at most 20 s.
+	TracePeer(ctx context.Context, in *TracePeerRequest, opts ...grpc.CallOption) (*TracePeerResponse, error)
+	// PingPeer calls a peer's Ping from here and times it.
+	PingPeer(ctx context.Context, in *PingPeerRequest, opts ...grpc.CallOption) (*PingPeerResponse, error)
+	// CheckNetwork says what this node sees of the network that it stands in. It
+	// takes at most 15 s.
+	CheckNetwork(ctx context.Context, in *CheckNetworkRequest, opts ...grpc.CallOption) (*CheckNetworkResponse, error)
+	// RunSpeedTest measures bulk and calls between this node and a peer. One runs
+	// at a time for each pair.
+	RunSpeedTest(ctx context.Context, in *RunSpeedTestRequest, opts ...grpc.CallOption) (*RunSpeedTestResponse, error)
+	// ListServices names what this node serves, with the descriptors to call it.
+	ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error)
 }
 
 type nodeClient struct {
@@ -152,6 +171,56 @@ func (c *nodeClient) PutNetwork(ctx context.Context, in *PutNetworkRequest, opts
 	return out, nil
 }
 
+func (c *nodeClient) TracePeer(ctx context.Context, in *TracePeerRequest, opts ...grpc.CallOption) (*TracePeerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(TracePeerResponse)
+	err := c.cc.Invoke(ctx, Node_TracePeer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) PingPeer(ctx context.Context, in *PingPeerRequest, opts ...grpc.CallOption) (*PingPeerResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PingPeerResponse)
+	err := c.cc.Invoke(ctx, Node_PingPeer_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) CheckNetwork(ctx context.Context, in *CheckNetworkRequest, opts ...grpc.CallOption) (*CheckNetworkResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckNetworkResponse)
+	err := c.cc.Invoke(ctx, Node_CheckNetwork_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) RunSpeedTest(ctx context.Context, in *RunSpeedTestRequest, opts ...grpc.CallOption) (*RunSpeedTestResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RunSpeedTestResponse)
+	err := c.cc.Invoke(ctx, Node_RunSpeedTest_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *nodeClient) ListServices(ctx context.Context, in *ListServicesRequest, opts ...grpc.CallOption) (*ListServicesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListServicesResponse)
+	err := c.cc.Invoke(ctx, Node_ListServices_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // NodeServer is the server API for Node service.
 // All implementations must embed UnimplementedNodeServer
 // for forward compatibility.
@@ -176,6 +245,20 @@ type NodeServer interface {
 	// PutNetwork offers a signed roster and NetworkInfo. They are checked by
 	// their signatures; older ones are ignored without error.
 	PutNetwork(context.Context, *PutNetworkRequest) (*PutNetworkResponse, error)
+	// TracePeer looks for a peer the way every call does, and tells each way and
+	// each address that was tried. A peer that is not reached is no error of this
+	// call. It takes as long as the search, at most 20 s.
+	TracePeer(context.Context, *TracePeerRequest) (*TracePeerResponse, error)
+	// PingPeer calls a peer's Ping from here and times it.
+	PingPeer(context.Context, *PingPeerRequest) (*PingPeerResponse, error)
+	// CheckNetwork says what this node sees of the network that it stands in. It
+	// takes at most 15 s.
+	CheckNetwork(context.Context, *CheckNetworkRequest) (*CheckNetworkResponse, error)
+	// RunSpeedTest measures bulk and calls between this node and a peer. One runs
+	// at a time for each pair.
+	RunSpeedTest(context.Context, *RunSpeedTestRequest) (*RunSpeedTestResponse, error)
+	// ListServices names what this node serves, with the descriptors to call it.
+	ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error)
 	mustEmbedUnimplementedNodeServer()
 }
 
@@ -209,6 +292,21 @@ func (UnimplementedNodeServer) GetNetwork(context.Context, *GetNetworkRequest) (
 }
 func (UnimplementedNodeServer) PutNetwork(context.Context, *PutNetworkRequest) (*PutNetworkResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method PutNetwork not implemented")
+}
+func (UnimplementedNodeServer) TracePeer(context.Context, *TracePeerRequest) (*TracePeerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method TracePeer not implemented")
+}
+func (UnimplementedNodeServer) PingPeer(context.Context, *PingPeerRequest) (*PingPeerResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PingPeer not implemented")
+}
+func (UnimplementedNodeServer) CheckNetwork(context.Context, *CheckNetworkRequest) (*CheckNetworkResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckNetwork not implemented")
+}
+func (UnimplementedNodeServer) RunSpeedTest(context.Context, *RunSpeedTestRequest) (*RunSpeedTestResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RunSpeedTest not implemented")
+}
+func (UnimplementedNodeServer) ListServices(context.Context, *ListServicesRequest) (*ListServicesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListServices not implemented")
 }
 func (UnimplementedNodeServer) mustEmbedUnimplementedNodeServer() {}
 func (UnimplementedNodeServer) testEmbeddedByValue()              {}
@@ -368,6 +466,96 @@ func _Node_PutNetwork_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Node_TracePeer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(TracePeerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).TracePeer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_TracePeer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).TracePeer(ctx, req.(*TracePeerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_PingPeer_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PingPeerRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).PingPeer(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_PingPeer_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).PingPeer(ctx, req.(*PingPeerRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_CheckNetwork_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckNetworkRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).CheckNetwork(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_CheckNetwork_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).CheckNetwork(ctx, req.(*CheckNetworkRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_RunSpeedTest_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RunSpeedTestRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).RunSpeedTest(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_RunSpeedTest_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).RunSpeedTest(ctx, req.(*RunSpeedTestRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Node_ListServices_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListServicesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(NodeServer).ListServices(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Node_ListServices_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(NodeServer).ListServices(ctx, req.(*ListServicesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Node_ServiceDesc is the grpc.ServiceDesc for Node service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -402,6 +590,26 @@ var Node_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "PutNetwork",
 			Handler:    _Node_PutNetwork_Handler,
+		},
+		{
+			MethodName: "TracePeer",
+			Handler:    _Node_TracePeer_Handler,
+		},
+		{
+			MethodName: "PingPeer",
+			Handler:    _Node_PingPeer_Handler,
+		},
+		{
+			MethodName: "CheckNetwork",
+			Handler:    _Node_CheckNetwork_Handler,
+		},
+		{
+			MethodName: "RunSpeedTest",
+			Handler:    _Node_RunSpeedTest_Handler,
+		},
+		{
+			MethodName: "ListServices",
+			Handler:    _Node_ListServices_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
