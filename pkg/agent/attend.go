@@ -60,7 +60,7 @@ func (a *Agent) credential() (mesh.Credential, *meshv1.JobCertificate) {
 			a.log.Warn("remove the old certificate", "error", err)
 		}
 	}
-	return mesh.JoinToken(a.o.Seed.GetJoinToken()), nil
+	return mesh.JoinToken(a.o.Seed.GetJoinToken(), a.ork), nil
 }
 
 // ownCertificate checks that an envelope is a certificate of this key for this

@@ -49,6 +49,9 @@ func (n *Node) introduce(ctx context.Context, s *session) error {
 }
 
 func (n *Node) introduceOnce(ctx context.Context, s *session) error {
+	if err := n.unjoined(s); err != nil {
+		return err
+	}
 	stream, err := n.negotiate(ctx, s, n.protocol(admitName))
 	if err != nil {
 		var unsupported multistream.ErrNotSupported[protocolID]
@@ -60,7 +63,7 @@ func (n *Node) introduceOnce(ctx context.Context, s *session) error {
 	defer stream.Close()
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
-	if err := frame.Write(stream, n.credentialForDial()); err != nil {
+	if err := frame.Write(stream, n.credentialForDial(s)); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s", s.peer)
 	}
@@ -79,7 +82,11 @@ func (n *Node) introduceOnce(ctx context.Context, s *session) error {
 		n.refused(s, err)
 		return err
 	}
-	s.admit(caller, verdict.GetCredential())
+	if err := n.admit(s, caller, verdict.GetCredential()); err != nil {
+		_ = frame.Write(stream, refusal(err))
+		part(stream)
+		return err
+	}
 	n.learnKey(caller, verdict.GetNetworkKey())
 	if err := frame.Write(stream, n.verdictFor(caller, nil)); err != nil {
 		_ = stream.Reset()
@@ -133,6 +140,12 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 		n.refused(s, err)
 		return err
 	}
+	if err := n.unjoined(s); err != nil {
+		// No refusal of the peer: it may come again once this node has joined.
+		_ = frame.Write(stream, refusal(err))
+		part(stream)
+		return err
+	}
 	caller, err := n.judge(ctx, s, &shown)
 	if err != nil {
 		_ = frame.Write(stream, refusal(err))
@@ -140,7 +153,12 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 		n.refused(s, err)
 		return err
 	}
-	s.admit(caller, &shown) // before the verdict: its reader may open streams at once
+	// Before the verdict: its reader may open streams at once.
+	if err := n.admit(s, caller, &shown); err != nil {
+		_ = frame.Write(stream, refusal(err))
+		part(stream)
+		return err
+	}
 	if err := frame.Write(stream, n.verdictFor(caller, n.credentialForAnswer(&shown))); err != nil {
 		_ = stream.Reset()
 		return fault.Wrap(fault.Unreachable, err, "answer %s", s.peer)
@@ -156,6 +174,24 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 	n.learnKey(caller, theirs.GetNetworkKey())
 	s.welcomed()
 	return nil
+}
+
+// unjoined is the refusal of a node that holds a join token and no certificate:
+// it speaks to ork alone, and only where it dialed it. Whoever dials it, ork
+// among them, could not be told from a thief of the token.
+func (n *Node) unjoined(s *session) error {
+	own := n.credential()
+	if own.kind != showsToken || (own.taker == s.peer && !s.inbound) {
+		return nil
+	}
+	return fault.New(fault.Unavailable, "this agent has not joined yet and speaks to wrk-ork alone; try again in a moment")
+}
+
+// admit records the admission of a peer and looks at it again: a Recheck that ran
+// between judging and recording has passed this session by.
+func (n *Node) admit(s *session, c Caller, shown *meshv1.Credential) error {
+	s.admit(c, shown)
+	return n.judgeAgain(s)
 }
 
 // part lets the other side read the last frame before the connection goes.
@@ -208,8 +244,11 @@ func clean(text string) string {
 
 // credentialForDial is what this node shows first. It fits a stranger's bound:
 // a bigger roster is offered after admission.
-func (n *Node) credentialForDial() *meshv1.Credential {
+func (n *Node) credentialForDial(s *session) *meshv1.Credential {
 	c := n.baseCredential()
+	if own := n.credential(); own.token != "" && own.taker == s.peer && !s.inbound {
+		c.Kind = &meshv1.Credential_JoinToken{JoinToken: own.token}
+	}
 	if r := n.network.RosterEnvelope(); n.credential().kind == showsRoster && len(r) <= dialerRoster {
 		c.Kind = &meshv1.Credential_RosterEnvelope{RosterEnvelope: r}
 	}
@@ -220,7 +259,7 @@ func (n *Node) credentialForDial() *meshv1.Credential {
 }
 
 // credentialForAnswer is what this node shows to one it has admitted. It brings
-// the roster when the other holds an older one.
+// the roster when the other holds an older one, and never a join token.
 func (n *Node) credentialForAnswer(shown *meshv1.Credential) *meshv1.Credential {
 	c := n.baseCredential()
 	if n.credential().kind == showsRoster && n.rosterVersion() > shown.GetRosterVersion() {
@@ -239,9 +278,7 @@ func (n *Node) baseCredential() *meshv1.Credential {
 		c.Kind = &meshv1.Credential_CertificateEnvelope{CertificateEnvelope: own.certificate}
 	case showsGrant:
 		c.Kind = &meshv1.Credential_GrantEnvelope{GrantEnvelope: own.grant}
-	case showsToken:
-		c.Kind = &meshv1.Credential_JoinToken{JoinToken: own.token}
-	case showsGuest:
+	case showsGuest, showsToken:
 		c.Kind = &meshv1.Credential_Guest{Guest: true}
 	}
 	return c

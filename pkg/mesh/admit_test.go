@@ -220,16 +220,86 @@ func TestJoiningAgentMayRedeemOnlyAndThenBecomesAnAgent(t *testing.T) {
 	})
 	key, certificate := l.agent("j-0000000000001")
 	agent := l.start(key, func(o *mesh.Options) {
-		o.Network, o.Credential, o.DHT, o.Listen = l.bare(), mesh.JoinToken("good"), mesh.DHTOff, nil
+		o.Network, o.Credential, o.DHT, o.Listen = l.bare(), mesh.JoinToken("good", ork.ID()), mesh.DHTOff, nil
 	})
 	wantKind(t, ping(within(t), agent.Node, ork.ID(), ork.Addresses()...), fault.Denied, "joining agent")
 	agent.SetCredential(mesh.Certificate(certificate))
 	eventually(t, "admitted anew as an agent", func() bool { return ping(within(t), agent.Node, ork.ID()) == nil })
 
 	bad := l.start(newKey(t), func(o *mesh.Options) {
-		o.Network, o.Credential, o.DHT, o.Listen = l.bare(), mesh.JoinToken("bad"), mesh.DHTOff, nil
+		o.Network, o.Credential, o.DHT, o.Listen = l.bare(), mesh.JoinToken("bad", ork.ID()), mesh.DHTOff, nil
 	})
 	wantKind(t, ping(within(t), bad.Node, ork.ID(), ork.Addresses()...), fault.Denied, "join token is not known")
+}
+
+func TestJoiningAgentShowsItsTokenToNobodyWhoIsNotOrk(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	seen := make(chan string, 16)
+	steal := func(o *mesh.Options) {
+		o.VerifyJoin = func(_ context.Context, _ peer.ID, token string) error {
+			seen <- token
+			return nil
+		}
+	}
+	ork := l.start(l.ork, func(o *mesh.Options) {
+		o.Role, o.VerifyJoin = meshv1.Role_ROLE_ORK, func(context.Context, peer.ID, string) error { return nil }
+	})
+	member := l.start(l.member("proxy", meshv1.Role_ROLE_PROXY), func(o *mesh.Options) {
+		o.Role = meshv1.Role_ROLE_PROXY
+		steal(o)
+	})
+	key, certificate := l.agent("j-0000000000001")
+	agent := l.start(key, func(o *mesh.Options) {
+		o.Network, o.Credential, o.DHT = l.bare(), mesh.JoinToken("secret", ork.ID()), mesh.DHTOff
+	})
+	// Whoever dials it, ork too, is turned away and may come again.
+	for _, from := range []*spot{member, ork} {
+		wantKind(t, ping(within(t), from.Node, agent.ID(), agent.Addresses()...), fault.Unreachable, "has not joined yet")
+	}
+	// Where it dials somebody else, it says nothing of itself.
+	wantKind(t, ping(within(t), agent.Node, member.ID(), member.Addresses()...), fault.Unreachable, "has not joined yet")
+	// Ork, dialed by it, takes the token: the call gets as far as its right.
+	wantKind(t, ping(within(t), agent.Node, ork.ID(), ork.Addresses()...), fault.Denied, "joining agent")
+
+	// Its certificate ended later: ork is shown the token, the others are not.
+	agent.SetCredential(mesh.Certificate(certificate))
+	eventually(t, "the member reaches it", func() bool { return ping(within(t), member.Node, agent.ID()) == nil })
+	agent.SetCredential(mesh.EndedCertificate(certificate, "secret", ork.ID()))
+	eventually(t, "ork sees it as joining", func() bool { return fault.Is(ping(within(t), agent.Node, ork.ID()), fault.Denied) })
+	if err := ping(within(t), member.Node, agent.ID()); err != nil {
+		t.Errorf("the member no longer reaches it: %v", err)
+	}
+	select {
+	case token := <-seen:
+		t.Errorf("a member was shown the join token (%d bytes)", len(token))
+	default:
+	}
+}
+
+func TestRevocationDuringAdmissionIsNotMissed(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	key, certificate := l.agent("j-0000000000001")
+	asked := 0 // by one admission at a time
+	ork := l.start(l.ork, func(o *mesh.Options) {
+		o.Role = meshv1.Role_ROLE_ORK
+		o.Vet = func(c mesh.Caller) error {
+			if c.Certificate == nil {
+				return nil
+			}
+			// The revocation comes just after the peer was found good and before
+			// its admission is recorded, when a Recheck finds nobody to cut.
+			if asked++; asked > 1 {
+				return fault.New(fault.Denied, "attempt is over")
+			}
+			return nil
+		}
+	})
+	agent := l.start(key, func(o *mesh.Options) {
+		o.Network, o.Credential, o.DHT, o.Listen = l.bare(), mesh.Certificate(certificate), mesh.DHTOff, nil
+	})
+	wantKind(t, ping(within(t), agent.Node, ork.ID(), ork.Addresses()...), fault.Denied, "attempt is over")
 }
 
 func TestClientWithGrantReachesItsAgentsShellAlone(t *testing.T) {

@@ -189,7 +189,7 @@ func (n *Node) find(ctx context.Context, p peer.ID) (*session, error) {
 			case r.err == nil:
 				stop(t)
 				return r.session, nil
-			case fault.Is(r.err, fault.Denied):
+			case fault.Is(r.err, fault.Denied), fault.Is(r.err, fault.FailedPrecondition):
 				stop(t)
 				return nil, r.err
 			case !errors.Is(r.err, errNothing):

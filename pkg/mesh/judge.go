@@ -257,11 +257,21 @@ func (n *Node) Recheck() {
 }
 
 func (n *Node) recheck(s *session) {
+	if err := n.judgeAgain(s); err != nil {
+		n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
+		s.fail(fault.Wrap(fault.Denied, err, "%s was cut off", s.peer))
+		_ = s.conn.CloseWithError(network.ConnGated)
+	}
+}
+
+// judgeAgain looks at an admitted peer by what it showed; its error says why it
+// is no longer good.
+func (n *Node) judgeAgain(s *session) error {
 	s.mu.Lock()
 	who, shown := s.who, s.credential
 	s.mu.Unlock()
 	if who == nil || shown == nil {
-		return
+		return nil
 	}
 	c, err := n.classify(s, shown)
 	if err == nil {
@@ -279,15 +289,13 @@ func (n *Node) recheck(s *session) {
 			}
 		}
 	}
-	if err == nil {
-		s.mu.Lock()
-		if s.who == who { // not admitted anew meanwhile
-			s.who = &c
-		}
-		s.mu.Unlock()
-		return
+	if err != nil {
+		return err
 	}
-	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
-	s.fail(fault.Wrap(fault.Denied, err, "%s was cut off", s.peer))
-	_ = s.conn.CloseWithError(network.ConnGated)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.who == who { // not admitted anew meanwhile
+		s.who = &c
+	}
+	return nil
 }

@@ -107,7 +107,7 @@ func TestASecondRedemptionFencesTheAttempt(t *testing.T) {
 	l.attend(first, agentv1.Phase_PHASE_READY)
 	l.await(j.Id, orkv1.State_STATE_RUNNING)
 	// The same key may say it again: its answer may have been lost.
-	first.node.SetCredential(mesh.JoinToken(seed.JoinToken))
+	first.node.SetCredential(mesh.JoinToken(seed.JoinToken, l.orkKey.ID()))
 	l.eventually("the same key redeems again", func() bool {
 		_, err := first.client.RedeemToken(l.ctx, &orkv1.RedeemTokenRequest{JoinToken: seed.JoinToken})
 		return err == nil

@@ -393,7 +393,7 @@ func seedOf(l *lab, attemptID string) *agentv1.Seed {
 func (l *lab) redeem(seed *agentv1.Seed, key *identity.Key) (*agent, error) {
 	l.t.Helper()
 	n, err := mesh.New(context.Background(), mesh.Options{
-		Key: key, Network: l.bare(), Credential: mesh.JoinToken(seed.JoinToken), Log: hclog.NewNullLogger(),
+		Key: key, Network: l.bare(), Credential: mesh.JoinToken(seed.JoinToken, l.orkKey.ID()), Log: hclog.NewNullLogger(),
 		Listen: []string{"/ip4/127.0.0.1/tcp/0"},
 		Card: func(c *meshv1.Card) {
 			c.JobId, c.ReplicaId, c.AttemptId = seed.JobId, seed.ReplicaId, seed.AttemptId
