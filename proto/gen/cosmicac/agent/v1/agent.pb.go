@@ -754,6 +754,125 @@ func (x *GetReportResponse) GetReport() *Report {
 	return nil
 }
 
+// GrantFloor voids grants that were signed below an epoch.
+type GrantFloor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose grants; empty for everybody's.
+	UserId       string `protobuf:"bytes,1,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	MinimumEpoch uint64 `protobuf:"varint,2,opt,name=minimum_epoch,json=minimumEpoch,proto3" json:"minimum_epoch,omitempty"`
+	// From here on every grant below the epoch has run out by itself, and the
+	// floor may be forgotten.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GrantFloor) Reset() {
+	*x = GrantFloor{}
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GrantFloor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GrantFloor) ProtoMessage() {}
+
+func (x *GrantFloor) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GrantFloor.ProtoReflect.Descriptor instead.
+func (*GrantFloor) Descriptor() ([]byte, []int) {
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *GrantFloor) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *GrantFloor) GetMinimumEpoch() uint64 {
+	if x != nil {
+		return x.MinimumEpoch
+	}
+	return 0
+}
+
+func (x *GrantFloor) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+// Revocations is what an agent has been told to refuse. Floors only rise: one
+// that is not named stays as it was.
+type Revocations struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Grants []*GrantFloor          `protobuf:"bytes,1,rep,name=grants,proto3" json:"grants,omitempty"`
+	// By replica of the agent's own job: certificates of a lower epoch are void.
+	Certificates  map[string]uint64 `protobuf:"bytes,2,rep,name=certificates,proto3" json:"certificates,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revocations) Reset() {
+	*x = Revocations{}
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revocations) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revocations) ProtoMessage() {}
+
+func (x *Revocations) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revocations.ProtoReflect.Descriptor instead.
+func (*Revocations) Descriptor() ([]byte, []int) {
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Revocations) GetGrants() []*GrantFloor {
+	if x != nil {
+		return x.Grants
+	}
+	return nil
+}
+
+func (x *Revocations) GetCertificates() map[string]uint64 {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
 var File_cosmicac_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
@@ -827,7 +946,18 @@ const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\rDrainResponse\"\x12\n" +
 	"\x10GetReportRequest\"F\n" +
 	"\x11GetReportResponse\x121\n" +
-	"\x06report\x18\x01 \x01(\v2\x19.cosmicac.agent.v1.ReportR\x06report*i\n" +
+	"\x06report\x18\x01 \x01(\v2\x19.cosmicac.agent.v1.ReportR\x06report\"|\n" +
+	"\n" +
+	"GrantFloor\x12\x17\n" +
+	"\auser_id\x18\x01 \x01(\tR\x06userId\x12#\n" +
+	"\rminimum_epoch\x18\x02 \x01(\x04R\fminimumEpoch\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xdb\x01\n" +
+	"\vRevocations\x125\n" +
+	"\x06grants\x18\x01 \x03(\v2\x1d.cosmicac.agent.v1.GrantFloorR\x06grants\x12T\n" +
+	"\fcertificates\x18\x02 \x03(\v20.cosmicac.agent.v1.Revocations.CertificatesEntryR\fcertificates\x1a?\n" +
+	"\x11CertificatesEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01*i\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_STARTING\x10\x01\x12\x0f\n" +
@@ -853,7 +983,7 @@ func file_cosmicac_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_cosmicac_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cosmicac_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_cosmicac_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_cosmicac_agent_v1_agent_proto_goTypes = []any{
 	(Phase)(0),                    // 0: cosmicac.agent.v1.Phase
 	(*Seed)(nil),                  // 1: cosmicac.agent.v1.Seed
@@ -864,30 +994,36 @@ var file_cosmicac_agent_v1_agent_proto_goTypes = []any{
 	(*DrainResponse)(nil),         // 6: cosmicac.agent.v1.DrainResponse
 	(*GetReportRequest)(nil),      // 7: cosmicac.agent.v1.GetReportRequest
 	(*GetReportResponse)(nil),     // 8: cosmicac.agent.v1.GetReportResponse
-	nil,                           // 9: cosmicac.agent.v1.Seed.EnvironmentEntry
-	nil,                           // 10: cosmicac.agent.v1.Engine.EnvironmentEntry
-	(*v1.BootstrapAddress)(nil),   // 11: cosmicac.mesh.v1.BootstrapAddress
-	(*timestamppb.Timestamp)(nil), // 12: google.protobuf.Timestamp
+	(*GrantFloor)(nil),            // 9: cosmicac.agent.v1.GrantFloor
+	(*Revocations)(nil),           // 10: cosmicac.agent.v1.Revocations
+	nil,                           // 11: cosmicac.agent.v1.Seed.EnvironmentEntry
+	nil,                           // 12: cosmicac.agent.v1.Engine.EnvironmentEntry
+	nil,                           // 13: cosmicac.agent.v1.Revocations.CertificatesEntry
+	(*v1.BootstrapAddress)(nil),   // 14: cosmicac.mesh.v1.BootstrapAddress
+	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
 }
 var file_cosmicac_agent_v1_agent_proto_depIdxs = []int32{
-	11, // 0: cosmicac.agent.v1.Seed.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
+	14, // 0: cosmicac.agent.v1.Seed.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
 	2,  // 1: cosmicac.agent.v1.Seed.engine:type_name -> cosmicac.agent.v1.Engine
-	9,  // 2: cosmicac.agent.v1.Seed.environment:type_name -> cosmicac.agent.v1.Seed.EnvironmentEntry
-	10, // 3: cosmicac.agent.v1.Engine.environment:type_name -> cosmicac.agent.v1.Engine.EnvironmentEntry
+	11, // 2: cosmicac.agent.v1.Seed.environment:type_name -> cosmicac.agent.v1.Seed.EnvironmentEntry
+	12, // 3: cosmicac.agent.v1.Engine.environment:type_name -> cosmicac.agent.v1.Engine.EnvironmentEntry
 	0,  // 4: cosmicac.agent.v1.Report.phase:type_name -> cosmicac.agent.v1.Phase
-	12, // 5: cosmicac.agent.v1.Report.time:type_name -> google.protobuf.Timestamp
+	15, // 5: cosmicac.agent.v1.Report.time:type_name -> google.protobuf.Timestamp
 	4,  // 6: cosmicac.agent.v1.Report.gpus:type_name -> cosmicac.agent.v1.Gpu
-	12, // 7: cosmicac.agent.v1.DrainRequest.deadline:type_name -> google.protobuf.Timestamp
+	15, // 7: cosmicac.agent.v1.DrainRequest.deadline:type_name -> google.protobuf.Timestamp
 	3,  // 8: cosmicac.agent.v1.GetReportResponse.report:type_name -> cosmicac.agent.v1.Report
-	5,  // 9: cosmicac.agent.v1.Agent.Drain:input_type -> cosmicac.agent.v1.DrainRequest
-	7,  // 10: cosmicac.agent.v1.Agent.GetReport:input_type -> cosmicac.agent.v1.GetReportRequest
-	6,  // 11: cosmicac.agent.v1.Agent.Drain:output_type -> cosmicac.agent.v1.DrainResponse
-	8,  // 12: cosmicac.agent.v1.Agent.GetReport:output_type -> cosmicac.agent.v1.GetReportResponse
-	11, // [11:13] is the sub-list for method output_type
-	9,  // [9:11] is the sub-list for method input_type
-	9,  // [9:9] is the sub-list for extension type_name
-	9,  // [9:9] is the sub-list for extension extendee
-	0,  // [0:9] is the sub-list for field type_name
+	15, // 9: cosmicac.agent.v1.GrantFloor.until:type_name -> google.protobuf.Timestamp
+	9,  // 10: cosmicac.agent.v1.Revocations.grants:type_name -> cosmicac.agent.v1.GrantFloor
+	13, // 11: cosmicac.agent.v1.Revocations.certificates:type_name -> cosmicac.agent.v1.Revocations.CertificatesEntry
+	5,  // 12: cosmicac.agent.v1.Agent.Drain:input_type -> cosmicac.agent.v1.DrainRequest
+	7,  // 13: cosmicac.agent.v1.Agent.GetReport:input_type -> cosmicac.agent.v1.GetReportRequest
+	6,  // 14: cosmicac.agent.v1.Agent.Drain:output_type -> cosmicac.agent.v1.DrainResponse
+	8,  // 15: cosmicac.agent.v1.Agent.GetReport:output_type -> cosmicac.agent.v1.GetReportResponse
+	14, // [14:16] is the sub-list for method output_type
+	12, // [12:14] is the sub-list for method input_type
+	12, // [12:12] is the sub-list for extension type_name
+	12, // [12:12] is the sub-list for extension extendee
+	0,  // [0:12] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_agent_v1_agent_proto_init() }
@@ -901,7 +1037,7 @@ func file_cosmicac_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_agent_v1_agent_proto_rawDesc), len(file_cosmicac_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

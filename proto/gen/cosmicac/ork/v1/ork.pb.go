@@ -1965,8 +1965,10 @@ type AttendResponse struct {
 	// Finish what runs and stop.
 	Drain         bool                   `protobuf:"varint,1,opt,name=drain,proto3" json:"drain,omitempty"`
 	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
-	// Grants and certificates below this epoch are void.
-	MinimumEpoch  uint64 `protobuf:"varint,3,opt,name=minimum_epoch,json=minimumEpoch,proto3" json:"minimum_epoch,omitempty"`
+	// Grants below this epoch are void, whoever holds them.
+	MinimumEpoch uint64 `protobuf:"varint,3,opt,name=minimum_epoch,json=minimumEpoch,proto3" json:"minimum_epoch,omitempty"`
+	// All that stands with the first message of a stream, then what has changed.
+	Revocations   *v1.Revocations `protobuf:"bytes,4,opt,name=revocations,proto3" json:"revocations,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2022,6 +2024,290 @@ func (x *AttendResponse) GetMinimumEpoch() uint64 {
 	return 0
 }
 
+func (x *AttendResponse) GetRevocations() *v1.Revocations {
+	if x != nil {
+		return x.Revocations
+	}
+	return nil
+}
+
+type PutGrantFloorsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1,000.
+	Floors        []*ProjectGrantFloor `protobuf:"bytes,1,rep,name=floors,proto3" json:"floors,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutGrantFloorsRequest) Reset() {
+	*x = PutGrantFloorsRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutGrantFloorsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutGrantFloorsRequest) ProtoMessage() {}
+
+func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutGrantFloorsRequest.ProtoReflect.Descriptor instead.
+func (*PutGrantFloorsRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *PutGrantFloorsRequest) GetFloors() []*ProjectGrantFloor {
+	if x != nil {
+		return x.Floors
+	}
+	return nil
+}
+
+type ProjectGrantFloor struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Whose jobs' agents it concerns; empty for every project's.
+	ProjectId     string         `protobuf:"bytes,1,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Floor         *v1.GrantFloor `protobuf:"bytes,2,opt,name=floor,proto3" json:"floor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectGrantFloor) Reset() {
+	*x = ProjectGrantFloor{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectGrantFloor) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectGrantFloor) ProtoMessage() {}
+
+func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectGrantFloor.ProtoReflect.Descriptor instead.
+func (*ProjectGrantFloor) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *ProjectGrantFloor) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *ProjectGrantFloor) GetFloor() *v1.GrantFloor {
+	if x != nil {
+		return x.Floor
+	}
+	return nil
+}
+
+type PutGrantFloorsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The highest epoch of any floor that ork holds. Grants below it may be void:
+	// an app-node that counts lower lost its memory, and goes on from here.
+	HighestEpoch  uint64 `protobuf:"varint,1,opt,name=highest_epoch,json=highestEpoch,proto3" json:"highest_epoch,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutGrantFloorsResponse) Reset() {
+	*x = PutGrantFloorsResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutGrantFloorsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutGrantFloorsResponse) ProtoMessage() {}
+
+func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutGrantFloorsResponse.ProtoReflect.Descriptor instead.
+func (*PutGrantFloorsResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *PutGrantFloorsResponse) GetHighestEpoch() uint64 {
+	if x != nil {
+		return x.HighestEpoch
+	}
+	return 0
+}
+
+type WatchVoidCertificatesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchVoidCertificatesRequest) Reset() {
+	*x = WatchVoidCertificatesRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchVoidCertificatesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchVoidCertificatesRequest) ProtoMessage() {}
+
+func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchVoidCertificatesRequest.ProtoReflect.Descriptor instead.
+func (*WatchVoidCertificatesRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
+}
+
+type WatchVoidCertificatesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Certificates  []*VoidCertificate     `protobuf:"bytes,1,rep,name=certificates,proto3" json:"certificates,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WatchVoidCertificatesResponse) Reset() {
+	*x = WatchVoidCertificatesResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WatchVoidCertificatesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WatchVoidCertificatesResponse) ProtoMessage() {}
+
+func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WatchVoidCertificatesResponse.ProtoReflect.Descriptor instead.
+func (*WatchVoidCertificatesResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *WatchVoidCertificatesResponse) GetCertificates() []*VoidCertificate {
+	if x != nil {
+		return x.Certificates
+	}
+	return nil
+}
+
+type VoidCertificate struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	AttemptId string                 `protobuf:"bytes,1,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
+	// From here on they have run out by themselves.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VoidCertificate) Reset() {
+	*x = VoidCertificate{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VoidCertificate) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VoidCertificate) ProtoMessage() {}
+
+func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VoidCertificate.ProtoReflect.Descriptor instead.
+func (*VoidCertificate) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *VoidCertificate) GetAttemptId() string {
+	if x != nil {
+		return x.AttemptId
+	}
+	return ""
+}
+
+func (x *VoidCertificate) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 type WatchEndpointsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2030,7 +2316,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2042,7 +2328,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2055,7 +2341,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
 }
 
 type WatchEndpointsResponse struct {
@@ -2067,7 +2353,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2079,7 +2365,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2092,7 +2378,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -2121,7 +2407,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2133,7 +2419,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2146,7 +2432,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Endpoint) GetId() string {
@@ -2228,7 +2514,7 @@ type EndpointReplica struct {
 
 func (x *EndpointReplica) Reset() {
 	*x = EndpointReplica{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2240,7 +2526,7 @@ func (x *EndpointReplica) String() string {
 func (*EndpointReplica) ProtoMessage() {}
 
 func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2253,7 +2539,7 @@ func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointReplica.ProtoReflect.Descriptor instead.
 func (*EndpointReplica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *EndpointReplica) GetReplicaId() string {
@@ -2430,11 +2716,27 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x14certificate_envelope\x18\x01 \x01(\fR\x13certificateEnvelope\"g\n" +
 	"\rAttendRequest\x121\n" +
 	"\x06report\x18\x01 \x01(\v2\x19.cosmicac.agent.v1.ReportR\x06report\x12#\n" +
-	"\rcard_envelope\x18\x02 \x01(\fR\fcardEnvelope\"\x8e\x01\n" +
+	"\rcard_envelope\x18\x02 \x01(\fR\fcardEnvelope\"\xd0\x01\n" +
 	"\x0eAttendResponse\x12\x14\n" +
 	"\x05drain\x18\x01 \x01(\bR\x05drain\x12A\n" +
 	"\x0edrain_deadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12#\n" +
-	"\rminimum_epoch\x18\x03 \x01(\x04R\fminimumEpoch\"\x17\n" +
+	"\rminimum_epoch\x18\x03 \x01(\x04R\fminimumEpoch\x12@\n" +
+	"\vrevocations\x18\x04 \x01(\v2\x1e.cosmicac.agent.v1.RevocationsR\vrevocations\"S\n" +
+	"\x15PutGrantFloorsRequest\x12:\n" +
+	"\x06floors\x18\x01 \x03(\v2\".cosmicac.ork.v1.ProjectGrantFloorR\x06floors\"g\n" +
+	"\x11ProjectGrantFloor\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x01 \x01(\tR\tprojectId\x123\n" +
+	"\x05floor\x18\x02 \x01(\v2\x1d.cosmicac.agent.v1.GrantFloorR\x05floor\"=\n" +
+	"\x16PutGrantFloorsResponse\x12#\n" +
+	"\rhighest_epoch\x18\x01 \x01(\x04R\fhighestEpoch\"\x1e\n" +
+	"\x1cWatchVoidCertificatesRequest\"e\n" +
+	"\x1dWatchVoidCertificatesResponse\x12D\n" +
+	"\fcertificates\x18\x01 \x03(\v2 .cosmicac.ork.v1.VoidCertificateR\fcertificates\"b\n" +
+	"\x0fVoidCertificate\x12\x1d\n" +
+	"\n" +
+	"attempt_id\x18\x01 \x01(\tR\tattemptId\x120\n" +
+	"\x05until\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\x17\n" +
 	"\x15WatchEndpointsRequest\"Q\n" +
 	"\x16WatchEndpointsResponse\x127\n" +
 	"\tendpoints\x18\x01 \x03(\v2\x19.cosmicac.ork.v1.EndpointR\tendpoints\"\xee\x02\n" +
@@ -2495,7 +2797,12 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x06Agents\x12b\n" +
 	"\vRedeemToken\x12#.cosmicac.ork.v1.RedeemTokenRequest\x1a$.cosmicac.ork.v1.RedeemTokenResponse\"\b\xca\xc1\x18\x04\x18\x01 \x01\x12o\n" +
 	"\x10RenewCertificate\x12(.cosmicac.ork.v1.RenewCertificateRequest\x1a).cosmicac.ork.v1.RenewCertificateResponse\"\x06\xca\xc1\x18\x02\x18\x01\x12U\n" +
-	"\x06Attend\x12\x1e.cosmicac.ork.v1.AttendRequest\x1a\x1f.cosmicac.ork.v1.AttendResponse\"\x06\xca\xc1\x18\x02\x18\x01(\x010\x012|\n" +
+	"\x06Attend\x12\x1e.cosmicac.ork.v1.AttendRequest\x1a\x1f.cosmicac.ork.v1.AttendResponse\"\x06\xca\xc1\x18\x02\x18\x01(\x010\x012\xfd\x01\n" +
+	"\vRevocations\x12j\n" +
+	"\x0ePutGrantFloors\x12&.cosmicac.ork.v1.PutGrantFloorsRequest\x1a'.cosmicac.ork.v1.PutGrantFloorsResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\x02\x12\x81\x01\n" +
+	"\x15WatchVoidCertificates\x12-.cosmicac.ork.v1.WatchVoidCertificatesRequest\x1a..cosmicac.ork.v1.WatchVoidCertificatesResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\x010\x012|\n" +
 	"\tEndpoints\x12o\n" +
 	"\x0eWatchEndpoints\x12&.cosmicac.ork.v1.WatchEndpointsRequest\x1a'.cosmicac.ork.v1.WatchEndpointsResponse\"\n" +
 	"\xca\xc1\x18\x06\n" +
@@ -2513,127 +2820,144 @@ func file_cosmicac_ork_v1_ork_proto_rawDescGZIP() []byte {
 	return file_cosmicac_ork_v1_ork_proto_rawDescData
 }
 
-var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_cosmicac_ork_v1_ork_proto_goTypes = []any{
-	(*CreateJobRequest)(nil),         // 0: cosmicac.ork.v1.CreateJobRequest
-	(*CreateJobResponse)(nil),        // 1: cosmicac.ork.v1.CreateJobResponse
-	(*GetJobRequest)(nil),            // 2: cosmicac.ork.v1.GetJobRequest
-	(*GetJobResponse)(nil),           // 3: cosmicac.ork.v1.GetJobResponse
-	(*ListJobsRequest)(nil),          // 4: cosmicac.ork.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),         // 5: cosmicac.ork.v1.ListJobsResponse
-	(*WatchJobsRequest)(nil),         // 6: cosmicac.ork.v1.WatchJobsRequest
-	(*WatchJobsResponse)(nil),        // 7: cosmicac.ork.v1.WatchJobsResponse
-	(*StopJobRequest)(nil),           // 8: cosmicac.ork.v1.StopJobRequest
-	(*StopJobResponse)(nil),          // 9: cosmicac.ork.v1.StopJobResponse
-	(*StartJobRequest)(nil),          // 10: cosmicac.ork.v1.StartJobRequest
-	(*StartJobResponse)(nil),         // 11: cosmicac.ork.v1.StartJobResponse
-	(*DeleteJobRequest)(nil),         // 12: cosmicac.ork.v1.DeleteJobRequest
-	(*DeleteJobResponse)(nil),        // 13: cosmicac.ork.v1.DeleteJobResponse
-	(*ListEventsRequest)(nil),        // 14: cosmicac.ork.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),       // 15: cosmicac.ork.v1.ListEventsResponse
-	(*RackEntry)(nil),                // 16: cosmicac.ork.v1.RackEntry
-	(*Rack)(nil),                     // 17: cosmicac.ork.v1.Rack
-	(*RackNode)(nil),                 // 18: cosmicac.ork.v1.RackNode
-	(*GpuCapacity)(nil),              // 19: cosmicac.ork.v1.GpuCapacity
-	(*PutRackRequest)(nil),           // 20: cosmicac.ork.v1.PutRackRequest
-	(*PutRackResponse)(nil),          // 21: cosmicac.ork.v1.PutRackResponse
-	(*RegisterRackRequest)(nil),      // 22: cosmicac.ork.v1.RegisterRackRequest
-	(*RegisterRackResponse)(nil),     // 23: cosmicac.ork.v1.RegisterRackResponse
-	(*ListRacksRequest)(nil),         // 24: cosmicac.ork.v1.ListRacksRequest
-	(*ListRacksResponse)(nil),        // 25: cosmicac.ork.v1.ListRacksResponse
-	(*CordonRackRequest)(nil),        // 26: cosmicac.ork.v1.CordonRackRequest
-	(*CordonRackResponse)(nil),       // 27: cosmicac.ork.v1.CordonRackResponse
-	(*ForgetRackRequest)(nil),        // 28: cosmicac.ork.v1.ForgetRackRequest
-	(*ForgetRackResponse)(nil),       // 29: cosmicac.ork.v1.ForgetRackResponse
-	(*RedeemTokenRequest)(nil),       // 30: cosmicac.ork.v1.RedeemTokenRequest
-	(*RedeemTokenResponse)(nil),      // 31: cosmicac.ork.v1.RedeemTokenResponse
-	(*RenewCertificateRequest)(nil),  // 32: cosmicac.ork.v1.RenewCertificateRequest
-	(*RenewCertificateResponse)(nil), // 33: cosmicac.ork.v1.RenewCertificateResponse
-	(*AttendRequest)(nil),            // 34: cosmicac.ork.v1.AttendRequest
-	(*AttendResponse)(nil),           // 35: cosmicac.ork.v1.AttendResponse
-	(*WatchEndpointsRequest)(nil),    // 36: cosmicac.ork.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),   // 37: cosmicac.ork.v1.WatchEndpointsResponse
-	(*Endpoint)(nil),                 // 38: cosmicac.ork.v1.Endpoint
-	(*EndpointReplica)(nil),          // 39: cosmicac.ork.v1.EndpointReplica
-	nil,                              // 40: cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	(*JobSpec)(nil),                  // 41: cosmicac.ork.v1.JobSpec
-	(*Owner)(nil),                    // 42: cosmicac.ork.v1.Owner
-	(*Job)(nil),                      // 43: cosmicac.ork.v1.Job
-	(State)(0),                       // 44: cosmicac.ork.v1.State
-	(JobKind)(0),                     // 45: cosmicac.ork.v1.JobKind
-	(*Event)(nil),                    // 46: cosmicac.ork.v1.Event
-	(*timestamppb.Timestamp)(nil),    // 47: google.protobuf.Timestamp
-	(*v1.Report)(nil),                // 48: cosmicac.agent.v1.Report
+	(*CreateJobRequest)(nil),              // 0: cosmicac.ork.v1.CreateJobRequest
+	(*CreateJobResponse)(nil),             // 1: cosmicac.ork.v1.CreateJobResponse
+	(*GetJobRequest)(nil),                 // 2: cosmicac.ork.v1.GetJobRequest
+	(*GetJobResponse)(nil),                // 3: cosmicac.ork.v1.GetJobResponse
+	(*ListJobsRequest)(nil),               // 4: cosmicac.ork.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),              // 5: cosmicac.ork.v1.ListJobsResponse
+	(*WatchJobsRequest)(nil),              // 6: cosmicac.ork.v1.WatchJobsRequest
+	(*WatchJobsResponse)(nil),             // 7: cosmicac.ork.v1.WatchJobsResponse
+	(*StopJobRequest)(nil),                // 8: cosmicac.ork.v1.StopJobRequest
+	(*StopJobResponse)(nil),               // 9: cosmicac.ork.v1.StopJobResponse
+	(*StartJobRequest)(nil),               // 10: cosmicac.ork.v1.StartJobRequest
+	(*StartJobResponse)(nil),              // 11: cosmicac.ork.v1.StartJobResponse
+	(*DeleteJobRequest)(nil),              // 12: cosmicac.ork.v1.DeleteJobRequest
+	(*DeleteJobResponse)(nil),             // 13: cosmicac.ork.v1.DeleteJobResponse
+	(*ListEventsRequest)(nil),             // 14: cosmicac.ork.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),            // 15: cosmicac.ork.v1.ListEventsResponse
+	(*RackEntry)(nil),                     // 16: cosmicac.ork.v1.RackEntry
+	(*Rack)(nil),                          // 17: cosmicac.ork.v1.Rack
+	(*RackNode)(nil),                      // 18: cosmicac.ork.v1.RackNode
+	(*GpuCapacity)(nil),                   // 19: cosmicac.ork.v1.GpuCapacity
+	(*PutRackRequest)(nil),                // 20: cosmicac.ork.v1.PutRackRequest
+	(*PutRackResponse)(nil),               // 21: cosmicac.ork.v1.PutRackResponse
+	(*RegisterRackRequest)(nil),           // 22: cosmicac.ork.v1.RegisterRackRequest
+	(*RegisterRackResponse)(nil),          // 23: cosmicac.ork.v1.RegisterRackResponse
+	(*ListRacksRequest)(nil),              // 24: cosmicac.ork.v1.ListRacksRequest
+	(*ListRacksResponse)(nil),             // 25: cosmicac.ork.v1.ListRacksResponse
+	(*CordonRackRequest)(nil),             // 26: cosmicac.ork.v1.CordonRackRequest
+	(*CordonRackResponse)(nil),            // 27: cosmicac.ork.v1.CordonRackResponse
+	(*ForgetRackRequest)(nil),             // 28: cosmicac.ork.v1.ForgetRackRequest
+	(*ForgetRackResponse)(nil),            // 29: cosmicac.ork.v1.ForgetRackResponse
+	(*RedeemTokenRequest)(nil),            // 30: cosmicac.ork.v1.RedeemTokenRequest
+	(*RedeemTokenResponse)(nil),           // 31: cosmicac.ork.v1.RedeemTokenResponse
+	(*RenewCertificateRequest)(nil),       // 32: cosmicac.ork.v1.RenewCertificateRequest
+	(*RenewCertificateResponse)(nil),      // 33: cosmicac.ork.v1.RenewCertificateResponse
+	(*AttendRequest)(nil),                 // 34: cosmicac.ork.v1.AttendRequest
+	(*AttendResponse)(nil),                // 35: cosmicac.ork.v1.AttendResponse
+	(*PutGrantFloorsRequest)(nil),         // 36: cosmicac.ork.v1.PutGrantFloorsRequest
+	(*ProjectGrantFloor)(nil),             // 37: cosmicac.ork.v1.ProjectGrantFloor
+	(*PutGrantFloorsResponse)(nil),        // 38: cosmicac.ork.v1.PutGrantFloorsResponse
+	(*WatchVoidCertificatesRequest)(nil),  // 39: cosmicac.ork.v1.WatchVoidCertificatesRequest
+	(*WatchVoidCertificatesResponse)(nil), // 40: cosmicac.ork.v1.WatchVoidCertificatesResponse
+	(*VoidCertificate)(nil),               // 41: cosmicac.ork.v1.VoidCertificate
+	(*WatchEndpointsRequest)(nil),         // 42: cosmicac.ork.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),        // 43: cosmicac.ork.v1.WatchEndpointsResponse
+	(*Endpoint)(nil),                      // 44: cosmicac.ork.v1.Endpoint
+	(*EndpointReplica)(nil),               // 45: cosmicac.ork.v1.EndpointReplica
+	nil,                                   // 46: cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	(*JobSpec)(nil),                       // 47: cosmicac.ork.v1.JobSpec
+	(*Owner)(nil),                         // 48: cosmicac.ork.v1.Owner
+	(*Job)(nil),                           // 49: cosmicac.ork.v1.Job
+	(State)(0),                            // 50: cosmicac.ork.v1.State
+	(JobKind)(0),                          // 51: cosmicac.ork.v1.JobKind
+	(*Event)(nil),                         // 52: cosmicac.ork.v1.Event
+	(*timestamppb.Timestamp)(nil),         // 53: google.protobuf.Timestamp
+	(*v1.Report)(nil),                     // 54: cosmicac.agent.v1.Report
+	(*v1.Revocations)(nil),                // 55: cosmicac.agent.v1.Revocations
+	(*v1.GrantFloor)(nil),                 // 56: cosmicac.agent.v1.GrantFloor
 }
 var file_cosmicac_ork_v1_ork_proto_depIdxs = []int32{
-	41, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
-	42, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
-	43, // 2: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	43, // 3: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	44, // 4: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
-	45, // 5: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
-	43, // 6: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
-	43, // 7: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
-	43, // 8: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	43, // 9: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	43, // 10: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	46, // 11: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
+	47, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	48, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
+	49, // 2: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	49, // 3: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	50, // 4: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
+	51, // 5: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
+	49, // 6: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
+	49, // 7: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
+	49, // 8: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	49, // 9: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	49, // 10: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	52, // 11: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
 	16, // 12: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
-	47, // 13: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
+	53, // 13: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
 	18, // 14: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
 	19, // 15: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
-	40, // 16: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	46, // 16: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
 	16, // 17: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
 	16, // 18: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
 	16, // 19: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
 	17, // 20: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
 	16, // 21: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	48, // 22: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
-	47, // 23: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
-	38, // 24: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
-	39, // 25: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
-	44, // 26: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
-	47, // 27: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
-	44, // 28: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
-	0,  // 29: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
-	2,  // 30: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
-	4,  // 31: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
-	6,  // 32: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
-	8,  // 33: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
-	10, // 34: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
-	12, // 35: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
-	14, // 36: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
-	20, // 37: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
-	22, // 38: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
-	24, // 39: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
-	26, // 40: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
-	28, // 41: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
-	30, // 42: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
-	32, // 43: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
-	34, // 44: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
-	36, // 45: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
-	1,  // 46: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
-	3,  // 47: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
-	5,  // 48: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
-	7,  // 49: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
-	9,  // 50: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
-	11, // 51: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
-	13, // 52: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
-	15, // 53: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
-	21, // 54: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
-	23, // 55: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
-	25, // 56: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
-	27, // 57: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
-	29, // 58: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
-	31, // 59: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
-	33, // 60: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
-	35, // 61: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
-	37, // 62: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
-	46, // [46:63] is the sub-list for method output_type
-	29, // [29:46] is the sub-list for method input_type
-	29, // [29:29] is the sub-list for extension type_name
-	29, // [29:29] is the sub-list for extension extendee
-	0,  // [0:29] is the sub-list for field type_name
+	54, // 22: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
+	53, // 23: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
+	55, // 24: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
+	37, // 25: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
+	56, // 26: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
+	41, // 27: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
+	53, // 28: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
+	44, // 29: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
+	45, // 30: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
+	50, // 31: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
+	53, // 32: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
+	50, // 33: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
+	0,  // 34: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
+	2,  // 35: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
+	4,  // 36: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
+	6,  // 37: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
+	8,  // 38: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
+	10, // 39: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
+	12, // 40: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
+	14, // 41: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
+	20, // 42: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
+	22, // 43: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
+	24, // 44: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
+	26, // 45: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
+	28, // 46: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
+	30, // 47: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
+	32, // 48: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
+	34, // 49: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
+	36, // 50: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
+	39, // 51: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
+	42, // 52: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
+	1,  // 53: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
+	3,  // 54: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
+	5,  // 55: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
+	7,  // 56: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
+	9,  // 57: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
+	11, // 58: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
+	13, // 59: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
+	15, // 60: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
+	21, // 61: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
+	23, // 62: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
+	25, // 63: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
+	27, // 64: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
+	29, // 65: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
+	31, // 66: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
+	33, // 67: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
+	35, // 68: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
+	38, // 69: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
+	40, // 70: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
+	43, // 71: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
+	53, // [53:72] is the sub-list for method output_type
+	34, // [34:53] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_ork_proto_init() }
@@ -2653,9 +2977,9 @@ func file_cosmicac_ork_v1_ork_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_ork_proto_rawDesc), len(file_cosmicac_ork_v1_ork_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   41,
+			NumMessages:   47,
 			NumExtensions: 0,
-			NumServices:   4,
+			NumServices:   5,
 		},
 		GoTypes:           file_cosmicac_ork_v1_ork_proto_goTypes,
 		DependencyIndexes: file_cosmicac_ork_v1_ork_proto_depIdxs,

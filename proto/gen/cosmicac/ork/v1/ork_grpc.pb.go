@@ -870,6 +870,164 @@ var Agents_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
+	Revocations_PutGrantFloors_FullMethodName        = "/cosmicac.ork.v1.Revocations/PutGrantFloors"
+	Revocations_WatchVoidCertificates_FullMethodName = "/cosmicac.ork.v1.Revocations/WatchVoidCertificates"
+)
+
+// RevocationsClient is the client API for Revocations service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Revocations takes and tells what is void before its time.
+type RevocationsClient interface {
+	// PutGrantFloors takes app-node's word on grants and passes it to the agents
+	// of the projects concerned, now or when they next attend. It may be repeated
+	// and come in any order: floors only rise.
+	PutGrantFloors(ctx context.Context, in *PutGrantFloorsRequest, opts ...grpc.CallOption) (*PutGrantFloorsResponse, error)
+	// WatchVoidCertificates sends every attempt whose certificates are void and
+	// may still be in date, then each more as it comes.
+	WatchVoidCertificates(ctx context.Context, in *WatchVoidCertificatesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchVoidCertificatesResponse], error)
+}
+
+type revocationsClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewRevocationsClient(cc grpc.ClientConnInterface) RevocationsClient {
+	return &revocationsClient{cc}
+}
+
+func (c *revocationsClient) PutGrantFloors(ctx context.Context, in *PutGrantFloorsRequest, opts ...grpc.CallOption) (*PutGrantFloorsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PutGrantFloorsResponse)
+	err := c.cc.Invoke(ctx, Revocations_PutGrantFloors_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *revocationsClient) WatchVoidCertificates(ctx context.Context, in *WatchVoidCertificatesRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[WatchVoidCertificatesResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Revocations_ServiceDesc.Streams[0], Revocations_WatchVoidCertificates_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[WatchVoidCertificatesRequest, WatchVoidCertificatesResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Revocations_WatchVoidCertificatesClient = grpc.ServerStreamingClient[WatchVoidCertificatesResponse]
+
+// RevocationsServer is the server API for Revocations service.
+// All implementations must embed UnimplementedRevocationsServer
+// for forward compatibility.
+//
+// Revocations takes and tells what is void before its time.
+type RevocationsServer interface {
+	// PutGrantFloors takes app-node's word on grants and passes it to the agents
+	// of the projects concerned, now or when they next attend. It may be repeated
+	// and come in any order: floors only rise.
+	PutGrantFloors(context.Context, *PutGrantFloorsRequest) (*PutGrantFloorsResponse, error)
+	// WatchVoidCertificates sends every attempt whose certificates are void and
+	// may still be in date, then each more as it comes.
+	WatchVoidCertificates(*WatchVoidCertificatesRequest, grpc.ServerStreamingServer[WatchVoidCertificatesResponse]) error
+	mustEmbedUnimplementedRevocationsServer()
+}
+
+// UnimplementedRevocationsServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedRevocationsServer struct{}
+
+func (UnimplementedRevocationsServer) PutGrantFloors(context.Context, *PutGrantFloorsRequest) (*PutGrantFloorsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutGrantFloors not implemented")
+}
+func (UnimplementedRevocationsServer) WatchVoidCertificates(*WatchVoidCertificatesRequest, grpc.ServerStreamingServer[WatchVoidCertificatesResponse]) error {
+	return status.Error(codes.Unimplemented, "method WatchVoidCertificates not implemented")
+}
+func (UnimplementedRevocationsServer) mustEmbedUnimplementedRevocationsServer() {}
+func (UnimplementedRevocationsServer) testEmbeddedByValue()                     {}
+
+// UnsafeRevocationsServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to RevocationsServer will
+// result in compilation errors.
+type UnsafeRevocationsServer interface {
+	mustEmbedUnimplementedRevocationsServer()
+}
+
+func RegisterRevocationsServer(s grpc.ServiceRegistrar, srv RevocationsServer) {
+	// If the following call panics, it indicates UnimplementedRevocationsServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Revocations_ServiceDesc, srv)
+}
+
+func _Revocations_PutGrantFloors_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutGrantFloorsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RevocationsServer).PutGrantFloors(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Revocations_PutGrantFloors_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RevocationsServer).PutGrantFloors(ctx, req.(*PutGrantFloorsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Revocations_WatchVoidCertificates_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(WatchVoidCertificatesRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(RevocationsServer).WatchVoidCertificates(m, &grpc.GenericServerStream[WatchVoidCertificatesRequest, WatchVoidCertificatesResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Revocations_WatchVoidCertificatesServer = grpc.ServerStreamingServer[WatchVoidCertificatesResponse]
+
+// Revocations_ServiceDesc is the grpc.ServiceDesc for Revocations service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Revocations_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cosmicac.ork.v1.Revocations",
+	HandlerType: (*RevocationsServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "PutGrantFloors",
+			Handler:    _Revocations_PutGrantFloors_Handler,
+		},
+	},
+	Streams: []grpc.StreamDesc{
+		{
+			StreamName:    "WatchVoidCertificates",
+			Handler:       _Revocations_WatchVoidCertificates_Handler,
+			ServerStreams: true,
+		},
+	},
+	Metadata: "cosmicac/ork/v1/ork.proto",
+}
+
+const (
 	Endpoints_WatchEndpoints_FullMethodName = "/cosmicac.ork.v1.Endpoints/WatchEndpoints"
 )
 
