@@ -6,7 +6,6 @@ import (
 	"slices"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
-	"github.com/cosmicac/cosmicac/pkg/mesh/rpc"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/libp2p/go-libp2p/core/peer"
 )
@@ -119,7 +118,7 @@ func (n *Node) authorize(ctx context.Context, remote net.Addr, fullMethod string
 	if !ok {
 		return nil, fault.New(fault.Denied, "call %s: the caller is not admitted", fullMethod)
 	}
-	right := rpc.RightOf(fullMethod)
+	right := n.rightOf(fullMethod)
 	if !caller.allows(right) {
 		n.log.Debug("call refused", "method", fullMethod, "key", caller.ID, "class", className(caller.Class))
 		if right == nil {

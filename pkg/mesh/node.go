@@ -55,8 +55,9 @@ type Node struct {
 	dials    *dials
 	book     *book
 
-	server *rpc.Server // members and agents
-	small  *rpc.Server // everyone else: small messages, few calls
+	rightOf func(fullMethod string) *meshv1.Right
+	server  *rpc.Server // members and agents
+	small   *rpc.Server // everyone else: small messages, few calls
 
 	mu       sync.Mutex
 	cred     Credential
@@ -87,7 +88,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{
 		o: o, id: o.Key.ID(), log: o.Log, network: o.Network, born: time.Now(),
 		prefix: "/cosmicac/" + hex.EncodeToString(id[:]), cred: o.Credential,
-		gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), dials: newDials(),
+		rightOf: rpc.RightOf, gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), dials: newDials(),
 		clients: make(map[peer.ID]*rpc.Client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
 		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1),
 	}
