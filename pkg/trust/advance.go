@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/libp2p/go-libp2p/core/peer"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/identity"
@@ -31,6 +32,8 @@ func (s state) advance(id NetworkID, floor uint64, rosterEnv, infoEnv []byte, no
 		}
 		if info.GetSequence() <= s.info.GetSequence() {
 			info = nil
+		} else if err := notAhead("network info", info.GetSequence(), info.GetIssuedAt(), now, disk); err != nil {
+			return s, false, err
 		} else if roots, err = follow(id, s.roots, info.GetRotationEnvelopes()); err != nil {
 			return s, false, err
 		}
@@ -88,6 +91,9 @@ func (s *state) takeRoster(id NetworkID, floor uint64, roots []string, env []byt
 		}
 		baseEnv, base = roster.GetBaseEnvelope(), b.GetVersion()
 	}
+	if err := notAhead("roster version", roster.GetVersion(), roster.GetIssuedAt(), now, disk); err != nil {
+		return false, err
+	}
 	if !disk && now.After(roster.GetNotAfter().AsTime().Add(Skew)) {
 		return false, fault.New(fault.FailedPrecondition, "roster version %d expired at %s: sign a new one with `cosmicac network renew`",
 			roster.GetVersion(), roster.GetNotAfter().AsTime().Format(time.RFC3339))
@@ -103,6 +109,16 @@ func (s *state) takeRoster(id NetworkID, floor uint64, roots []string, env []byt
 	s.roster, s.rosterEnv, s.members = roster, bytes.Clone(env), members
 	s.baseEnv, s.base = bytes.Clone(baseEnv), base
 	return true, nil
+}
+
+// notAhead refuses a record that was signed later than this clock says, give or
+// take Skew. On the own disk it stands: this clock may have been set back.
+func notAhead(record string, number uint64, issued *timestamppb.Timestamp, now time.Time, disk bool) error {
+	if disk || !issued.AsTime().After(now.Add(Skew)) {
+		return nil
+	}
+	return fault.New(fault.FailedPrecondition, "%s %d was signed at %s, the clock here says %s: set the time where it was signed, or here",
+		record, number, issued.AsTime().Format(time.RFC3339), now.UTC().Format(time.RFC3339))
 }
 
 // checkBase checks a roster of an online signer against the root-signed roster

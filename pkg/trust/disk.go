@@ -57,12 +57,12 @@ func OpenDirectory(dir string) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	info, err := read(dir, infoFile, MaxRosterBytes)
+	info, err := read(dir, infoFile, MaxInfoBytes)
 	if err != nil {
 		return nil, err
 	}
-	if err := n.load(g, roster, info); err != nil {
-		return nil, err
+	if file, err := n.load(g, roster, info); err != nil {
+		return nil, inFile(dir, file, err)
 	}
 	if n.networkKey, err = readNetworkKey(dir); err != nil {
 		return nil, err
@@ -71,39 +71,100 @@ func OpenDirectory(dir string) (*Network, error) {
 	return n, nil
 }
 
-// load verifies a roster and NetworkInfo of the own disk. After a rotation the
-// roster may still be one that an earlier root key signed; it was verified when
-// it was taken.
-func (n *Network) load(g *meshv1.Genesis, roster, info []byte) error {
+// load verifies a roster and NetworkInfo that were taken before; either may be
+// empty. After a rotation the roster may still be one that an earlier root key
+// signed, and its time may be over. An error comes with the file it is in.
+func (n *Network) load(g *meshv1.Genesis, roster, info []byte) (file string, err error) {
 	roots := slices.Clone(g.GetRootKeys())
-	if info != nil {
+	if len(info) > 0 {
 		m, _, err := openNetworkInfo(info)
 		if err != nil {
-			return inFile(n.dir, infoFile, err)
+			return infoFile, err
 		}
 		for _, env := range m.GetRotationEnvelopes() {
 			r, _, err := openGenesis(env)
 			if err != nil {
-				return inFile(n.dir, infoFile, err)
+				return infoFile, err
 			}
 			roots = append(roots, r.GetRootKeys()...)
 		}
 		if _, err := follow(n.id, g.GetRootKeys(), m.GetRotationEnvelopes()); err != nil {
-			return inFile(n.dir, infoFile, err)
+			return infoFile, err
 		}
 	}
 	now := n.now()
-	if roster != nil {
+	if len(roster) > 0 {
 		if _, err := n.state.takeRoster(n.id, 0, roots, roster, now, true); err != nil {
-			return inFile(n.dir, rosterFile, err)
+			return rosterFile, err
 		}
 	}
 	next, _, err := n.state.advance(n.id, 0, nil, info, now, true)
 	if err != nil {
-		return inFile(n.dir, infoFile, err)
+		return infoFile, err
 	}
 	n.state = next
-	return nil
+	return "", nil
+}
+
+// OpenRecords verifies records that lie in a file and holds them in memory. A
+// roster whose time is over is held too, as after OpenDirectory.
+func OpenRecords(r *meshv1.NetworkRecords) (*Network, error) {
+	g, err := OpenGenesis(r.GetGenesisEnvelope())
+	if err != nil {
+		return nil, err
+	}
+	id, err := ParseNetworkID(g.GetNetworkId())
+	if err != nil {
+		return nil, err
+	}
+	n := newNetwork(id, "", g.GetRootKeys())
+	n.genesis = bytes.Clone(r.GetGenesisEnvelope())
+	if _, err := n.load(g, r.GetRosterEnvelope(), r.GetNetworkInfoEnvelope()); err != nil {
+		return nil, err
+	}
+	return n, nil
+}
+
+// Records are the signed records held, to lie in a file.
+func (n *Network) Records() *meshv1.NetworkRecords {
+	s := n.snapshot()
+	return &meshv1.NetworkRecords{GenesisEnvelope: n.Genesis(), RosterEnvelope: s.rosterEnv, NetworkInfoEnvelope: s.infoEnv}
+}
+
+// Restore makes a network's folder of records in a file, and of the network key if
+// one is given. In a folder that holds the same network it takes what is newer;
+// a folder of another network is refused.
+func Restore(dir string, r *meshv1.NetworkRecords, networkKey []byte) (*Network, error) {
+	restored, err := OpenRecords(r)
+	if err != nil {
+		return nil, err
+	}
+	if n := len(networkKey); n != 0 && n != networkKeyBytes {
+		return nil, fault.New(fault.Invalid, "a network key of %d bytes, want %d", n, networkKeyBytes)
+	}
+	n, err := OpenDirectory(dir)
+	switch {
+	case fault.Is(err, fault.NotFound):
+		n = restored
+		n.dir = dir
+		if len(networkKey) > 0 {
+			n.networkKey = bytes.Clone(networkKey)
+		}
+		n.mu.Lock()
+		defer n.mu.Unlock()
+		return n, n.save()
+	case err != nil:
+		return nil, err
+	case n.id != restored.id:
+		return nil, fault.New(fault.Conflict, "%s holds network %s, the records are of network %s: choose another folder", dir, n.id, restored.id)
+	}
+	if _, err := n.Adopt(r.GetRosterEnvelope(), r.GetNetworkInfoEnvelope()); err != nil {
+		return nil, err
+	}
+	if len(networkKey) > 0 {
+		return n, n.SetNetworkKey(networkKey)
+	}
+	return n, nil
 }
 
 // Create founds a network: a random id, a genesis and a first roster and

@@ -41,7 +41,7 @@ var grantRights = []string{"shell", "exec", "files", "forward"}
 // Bounds of what a record may hold.
 const (
 	maxRootKeys   = 8
-	maxMembers    = 8192
+	maxMembers    = 4096
 	maxBootstraps = 64
 	maxAddresses  = 64
 	maxFeatures   = 64
@@ -167,12 +167,17 @@ func checkRoster(m *meshv1.Roster, sealing bool) error {
 		f.bad("version", "is 0, the first is 1")
 	}
 	f.span(m.GetIssuedAt(), m.GetNotAfter(), "issued_at")
-	if len(m.GetMembers()) > maxMembers {
-		f.bad("members", "has %d, want at most %d", len(m.GetMembers()), maxMembers)
-		return f.err()
+	f.members(m.GetMembers(), sealing)
+	return f.err()
+}
+
+func (f *form) members(members []*meshv1.Member, sealing bool) {
+	if len(members) > maxMembers {
+		f.bad("members", "has %d, want at most %d", len(members), maxMembers)
+		return
 	}
 	keys, names := make(map[string]bool), make(map[string]bool)
-	for i, member := range m.GetMembers() {
+	for i, member := range members {
 		at := fmt.Sprintf("members[%d]", i)
 		f.key(at+".key", member.GetKey())
 		if keys[member.GetKey()] {
@@ -188,7 +193,6 @@ func checkRoster(m *meshv1.Roster, sealing bool) error {
 		names[member.GetName()] = true
 		f.roles(at+".roles", member.GetRoles(), sealing)
 	}
-	return f.err()
 }
 
 func (f *form) roles(field string, roles []meshv1.Role, strict bool) {

@@ -24,6 +24,12 @@ func checkJoinToken(m *meshv1.JoinToken) error {
 	if n := len(m.GetSecret()); n < 16 || n > 64 {
 		f.bad("secret", "has %d bytes, want 16 to 64", n)
 	}
+	if m.GetName() != "" && !label(m.GetName()) {
+		f.bad("name", "%.64q is not a DNS label", m.GetName())
+	}
+	if len(m.GetRoles()) > 0 {
+		f.roles("roles", m.GetRoles(), false)
+	}
 	return f.err()
 }
 

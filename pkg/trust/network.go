@@ -254,6 +254,19 @@ func (n *Network) Adopt(rosterEnv, infoEnv []byte) (changed bool, err error) {
 	return true, n.save()
 }
 
+// AdoptEach is Adopt for records that need not have come together, as kept ones
+// and those of a peer: what is good of the two is taken, and the error is about
+// the other.
+func (n *Network) AdoptEach(rosterEnv, infoEnv []byte) (changed bool, err error) {
+	// Together first: each may hold the signer of the other.
+	if changed, err = n.Adopt(rosterEnv, infoEnv); err == nil || changed || len(rosterEnv) == 0 || len(infoEnv) == 0 {
+		return changed, err
+	}
+	tookInfo, infoErr := n.Adopt(nil, infoEnv)
+	tookRoster, rosterErr := n.Adopt(rosterEnv, nil)
+	return tookInfo || tookRoster, cmp.Or(rosterErr, infoErr)
+}
+
 // AdoptGenesis takes the genesis envelope of a network that so far knew only
 // root keys. It must lead to the root keys in force.
 func (n *Network) AdoptGenesis(env []byte) error {

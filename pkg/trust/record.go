@@ -29,8 +29,11 @@ const (
 
 // Bounds of an envelope, in bytes, checked before anything is parsed.
 const (
-	// MaxRosterBytes is the largest roster or NetworkInfo envelope.
-	MaxRosterBytes = 2 << 20
+	// MaxRosterBytes is the largest roster envelope. Roster and NetworkInfo
+	// together fit one frame of admission (1 MiB).
+	MaxRosterBytes = 896 << 10
+	// MaxInfoBytes is the largest NetworkInfo envelope.
+	MaxInfoBytes = 64 << 10
 	// MaxRecordBytes is the largest envelope of every other record.
 	MaxRecordBytes = 16 << 10
 )
@@ -128,7 +131,7 @@ func SealNetworkInfo(key *identity.Key, m *meshv1.NetworkInfo) ([]byte, error) {
 	if err := checkNetworkInfo(m); err != nil {
 		return nil, err
 	}
-	return seal(key, domainNetworkInfo, MaxRosterBytes, m)
+	return seal(key, domainNetworkInfo, MaxInfoBytes, m)
 }
 
 // SealCertificate signs a job certificate.
@@ -205,7 +208,7 @@ func OpenNetworkInfo(env []byte) (*meshv1.NetworkInfo, error) {
 
 func openNetworkInfo(env []byte) (*meshv1.NetworkInfo, peer.ID, error) {
 	m := &meshv1.NetworkInfo{}
-	signer, err := open(env, domainNetworkInfo, MaxRosterBytes, m)
+	signer, err := open(env, domainNetworkInfo, MaxInfoBytes, m)
 	if err != nil {
 		return nil, "", err
 	}
