@@ -20,10 +20,11 @@ import (
 const (
 	// callsPerStream is how many calls run at a time on one stream of calls. The
 	// caller holds further ones back; who does not is refused.
-	callsPerStream = 512
-	// requestBytes bounds the requests of one stream whose calls still run; above
-	// it the stream is not read.
-	requestBytes = 8 << 20
+	callsPerStream = 256
+	// heldBytes bounds the requests and answers of one stream whose calls still
+	// run; above it the stream is not read, so that a peer that reads no answers
+	// gets no more of them made.
+	heldBytes = 8 << 20
 	// largeAnswers is how many answers above a piece one stream encodes at a time.
 	largeAnswers = 4
 )
@@ -128,7 +129,7 @@ func (a *answers) start(j *job) error {
 	}
 	j.size = len(j.frame.buffer.bytes)
 	a.mu.Lock()
-	for a.bytes+j.size > requestBytes && len(a.running) > 0 && !a.ended {
+	for a.bytes+j.size > heldBytes && len(a.running) > 0 && !a.ended {
 		a.room.Wait()
 	}
 	_, twice := a.running[j.frame.id]
@@ -234,6 +235,10 @@ func (a *answers) answer(j *job, reply any) error {
 	if size > MaxMessageBytes {
 		return fault.New(fault.TooLarge, "the answer of %s has %d bytes, at most %d may cross", j.method, size, MaxMessageBytes)
 	}
+	a.mu.Lock()
+	j.size += size
+	a.bytes += size
+	a.mu.Unlock()
 	if size > pieceBytes {
 		select {
 		case a.large <- struct{}{}:
