@@ -136,15 +136,9 @@ func New(o Options) (*Agent, error) {
 	if a.network, err = trust.NewMemory(o.Seed.GetNetworkId(), o.Seed.GetRootKeys()); err != nil {
 		return nil, err
 	}
-	for _, kept := range []struct {
-		file         string
-		roster, info []byte
-	}{{file: infoFile, info: a.state.read(infoFile)}, {file: rosterFile, roster: a.state.read(rosterFile)}} {
-		if len(kept.roster) == 0 && len(kept.info) == 0 {
-			continue
-		}
-		if _, err := a.network.Adopt(kept.roster, kept.info); err != nil {
-			a.log.Warn("a kept record is not used", "file", kept.file, "reason", err)
+	if roster, info := a.state.read(rosterFile), a.state.read(infoFile); len(roster) > 0 || len(info) > 0 {
+		if _, err := a.network.AdoptEach(roster, info); err != nil {
+			a.log.Warn("a kept record is not used", "reason", err)
 		}
 	}
 	a.epoch = a.state.epoch()
