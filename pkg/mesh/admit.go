@@ -35,6 +35,7 @@ func (n *Node) introduce(ctx context.Context, s *session) error {
 	defer cancel()
 	s.asking.Add(1)
 	err := n.introduceOnce(ctx, s)
+	n.metrics.admit("out", err)
 	if err != nil {
 		s.fail(err)
 		s.asking.Add(-1)
@@ -117,7 +118,9 @@ func (n *Node) serveAdmit(stream network.Stream) {
 		return
 	}
 	defer release()
-	if err := n.answer(stream, s); err != nil {
+	err := n.answer(stream, s)
+	n.metrics.admit("in", err)
+	if err != nil {
 		s.fail(err)
 		_ = s.conn.Close()
 		return
@@ -293,5 +296,6 @@ func (n *Node) wasRefused(s *session, err error) error {
 // refused logs and counts that this node refused the peer.
 func (n *Node) refused(s *session, err error) {
 	n.gate.refused(s.peer)
+	n.turnedAway.add(s.peer, err, n.now())
 	n.refusals.line(n.log, "refused peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
 }

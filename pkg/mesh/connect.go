@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"time"
 
@@ -35,12 +34,15 @@ const (
 
 // dials makes callers of one peer share one dial, and spaces failing ones.
 type dials struct {
-	mu      sync.Mutex
-	running map[peer.ID]*dialing
-	failed  map[peer.ID]*failure
+	mu       sync.Mutex
+	running  map[peer.ID]*dialing
+	failed   map[peer.ID]*failure
+	searches map[peer.ID][]*search // that run
+	past     map[peer.ID]*search   // the last one of each peer, bounded
 }
 
 type dialing struct {
+	search  *search
 	done    chan struct{}
 	session *session
 	err     error
@@ -52,7 +54,8 @@ type failure struct {
 }
 
 func newDials() *dials {
-	return &dials{running: make(map[peer.ID]*dialing), failed: make(map[peer.ID]*failure)}
+	return &dials{running: make(map[peer.ID]*dialing), failed: make(map[peer.ID]*failure),
+		searches: make(map[peer.ID][]*search), past: make(map[peer.ID]*search)}
 }
 
 // connect returns a session that is admitted both ways, dialing if there is none.
@@ -71,7 +74,7 @@ func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
 			n.dials.mu.Unlock()
 			return nil, fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
 		}
-		d = &dialing{done: make(chan struct{})}
+		d = &dialing{search: newSearch(n, p), done: make(chan struct{})}
 		n.dials.running[p] = d
 		var pause time.Duration
 		if f := n.dials.failed[p]; f != nil {
@@ -89,7 +92,7 @@ func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
 	case <-ctx.Done():
 		if ctx.Err() == context.DeadlineExceeded {
 			// Nothing was sent, so this is more than a missing answer.
-			return nil, fault.New(fault.Unreachable, "connect to %s: no connection when the deadline came", p)
+			return nil, fault.New(fault.Unreachable, "reach %s%s: no connection when the deadline came%s", p, n.named(p), d.search.lines())
 		}
 		return nil, ctxFault(ctx, "connect to", p)
 	}
@@ -115,7 +118,7 @@ func (n *Node) runDial(p peer.ID, d *dialing, pause time.Duration) {
 	ctx, cancel := context.WithTimeout(n.ctx, dialLimit)
 	defer cancel()
 	if pause <= 0 || sleep(ctx, pause) {
-		d.session, d.err = n.find(ctx, p)
+		d.session, d.err = n.find(ctx, d.search)
 	} else {
 		d.err = fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
 	}
@@ -140,32 +143,24 @@ func (n *Node) runDial(p peer.ID, d *dialing, pause time.Duration) {
 	close(d.done)
 }
 
-// found is what one way of finding a peer came to.
-type found struct {
-	session *session
-	err     error
-	way     string
-}
-
-// find tries the ways to a peer in turn: the address book (given, known, last good
-// on disk), the DHT, cards, relays. A way that takes long gets company; the first
-// connection that is admitted wins. A refusal ends the search.
-func (n *Node) find(ctx context.Context, p peer.ID) (*session, error) {
+// find tries the ways to a peer in turn: the address book (given, known), the last
+// good on disk, the DHT, cards, relays. A way that takes long gets company; the
+// first connection that is admitted wins. A refusal ends the search. What it does
+// is written into the search as it goes.
+func (n *Node) find(ctx context.Context, s *search) (won *session, err error) {
+	s.start()
+	defer func() { s.end(won, err) }() // last: the ways have ended by then
 	ctx, cancel := context.WithCancel(ctx)
-	ways := n.ways(p)
+	ways := n.ways(s)
 	results := make(chan found, len(ways))
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
 
-	var failures []string
 	next, pending := 0, 0
 	for {
 		if pending == 0 && next == len(ways) {
-			if len(failures) == 0 {
-				failures = []string{"no address is known"}
-			}
-			return nil, fault.New(fault.Unreachable, "reach %s%s: %s", p, n.named(p), strings.Join(failures, "; "))
+			return nil, fault.New(fault.Unreachable, "reach %s%s: no way worked%s", s.peer, n.named(s.peer), s.lines())
 		}
 		var timer <-chan time.Time
 		var t *time.Timer
@@ -176,10 +171,13 @@ func (n *Node) find(ctx context.Context, p peer.ID) (*session, error) {
 			running.Add(1)
 			go func() {
 				defer running.Done()
-				s, err := w.try(ctx, p)
-				results <- found{s, err, w.name}
+				w.record.begin()
+				r := found{}
+				r.session, r.err = w.try(ctx, w.record)
+				w.record.end(r.session, r.err)
+				results <- r
 			}()
-			t = time.NewTimer(stageHead)
+			t = time.NewTimer(w.alone)
 			timer = t.C
 		}
 		select {
@@ -189,22 +187,31 @@ func (n *Node) find(ctx context.Context, p peer.ID) (*session, error) {
 			case r.err == nil:
 				stop(t)
 				return r.session, nil
-			case fault.Is(r.err, fault.Denied), fault.Is(r.err, fault.FailedPrecondition):
+			case final(r.err):
 				stop(t)
 				return nil, r.err
-			case !errors.Is(r.err, errNothing):
-				failures = append(failures, r.way+": "+flat(r.err).Error())
 			}
 		case <-timer:
 		case <-ctx.Done():
 			stop(t)
 			if n.ctx.Err() != nil {
-				return nil, fault.New(fault.Unreachable, "reach %s: this node is closing", p)
+				return nil, fault.New(fault.Unreachable, "reach %s: this node is closing", s.peer)
 			}
-			return nil, fault.New(fault.Unreachable, "reach %s%s: no way worked in %s", p, n.named(p), dialLimit)
+			return nil, fault.New(fault.Unreachable, "reach %s%s: no way worked in %s%s", s.peer, n.named(s.peer), dialLimit, s.lines())
 		}
 		stop(t)
 	}
+}
+
+// found is what one way of finding a peer came to.
+type found struct {
+	session *session
+	err     error
+}
+
+// final tells whether another way to the peer would meet the same refusal.
+func final(err error) bool {
+	return fault.Is(err, fault.Denied) || fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.FailedPrecondition)
 }
 
 func stop(t *time.Timer) {
@@ -216,35 +223,47 @@ func stop(t *time.Timer) {
 // errNothing says that a way had nothing to try.
 var errNothing = errors.New("nothing to try")
 
+// way is one way of finding a peer.
 type way struct {
-	name string
-	try  func(ctx context.Context, p peer.ID) (*session, error)
+	record *wayRecord
+	// alone is how long it runs before the next one starts beside it.
+	alone time.Duration
+	try   func(ctx context.Context, w *wayRecord) (*session, error)
 }
 
-func (n *Node) ways(p peer.ID) []way {
-	ways := []way{{"known addresses", func(ctx context.Context, p peer.ID) (*session, error) {
-		if len(n.host.Peerstore().Addrs(p)) == 0 && len(n.sessions.to(p)) == 0 {
+func (n *Node) ways(s *search) []way {
+	p := s.peer
+	n.recallListed(p)
+	book := n.host.Peerstore().Addrs(p)
+	ways := []way{{s.way("address book"), stageHead, func(ctx context.Context, w *wayRecord) (*session, error) {
+		if len(book) == 0 && len(n.sessions.to(p)) == 0 {
 			return nil, errNothing
 		}
+		w.lists(book)
 		return n.dial(ctx, p)
 	}}}
-	n.recall(p)
+	if last := n.book.recall(p); last != nil && !ma.Contains(book, last) {
+		ways[0].alone = 0 // both are as good
+		ways = append(ways, way{s.way("disk"), stageHead, func(ctx context.Context, w *wayRecord) (*session, error) {
+			return n.dialAt(ctx, w, []ma.Multiaddr{last})
+		}})
+	}
 	if n.kad != nil {
-		ways = append(ways, way{"dht", func(ctx context.Context, p peer.ID) (*session, error) {
-			ctx, cancel := context.WithTimeout(ctx, 8*time.Second)
+		ways = append(ways, way{s.way("dht"), stageHead, func(ctx context.Context, w *wayRecord) (*session, error) {
+			within, cancel := context.WithTimeout(ctx, 8*time.Second)
 			defer cancel()
-			info, err := n.kad.FindPeer(ctx, p)
+			info, err := n.kad.FindPeer(within, p)
 			if err != nil {
 				return nil, err
 			}
-			return n.dialAt(ctx, p, info.Addrs)
+			return n.dialAt(within, w, info.Addrs)
 		}})
 	}
 	if n.credential().kind == showsRoster && !n.isBootstrap(p) {
-		ways = append(ways, way{"cards", n.dialByCard})
+		ways = append(ways, way{s.way("cards"), stageHead, n.dialByCard})
 	}
-	if !n.isBootstrap(p) {
-		ways = append(ways, way{"relays", n.dialByRelay})
+	if !n.isBootstrap(p) && !s.direct {
+		ways = append(ways, way{s.way("relays"), stageHead, n.dialByRelay})
 	}
 	return ways
 }
@@ -256,13 +275,23 @@ func (n *Node) named(p peer.ID) string {
 	return ""
 }
 
+// nameOf is p's name in the roster, else its key.
+func (n *Node) nameOf(p peer.ID) string {
+	if m, ok := n.network.Known(p); ok {
+		return m.GetName()
+	}
+	return p.String()
+}
+
 // dialAt adds addresses and dials.
-func (n *Node) dialAt(ctx context.Context, p peer.ID, addrs []ma.Multiaddr) (*session, error) {
+func (n *Node) dialAt(ctx context.Context, w *wayRecord, addrs []ma.Multiaddr) (*session, error) {
 	if len(addrs) == 0 {
 		return nil, errNothing
 	}
-	n.host.Peerstore().AddAddrs(p, addrs[:min(len(addrs), addressesPerPeer)], peerstore.TempAddrTTL)
-	return n.dial(ctx, p)
+	addrs = addrs[:min(len(addrs), addressesPerPeer)]
+	w.lists(addrs)
+	n.host.Peerstore().AddAddrs(w.search.peer, addrs, peerstore.TempAddrTTL)
+	return n.dial(ctx, w.search.peer)
 }
 
 // dial connects by the addresses in the address book and waits for admission.
@@ -285,13 +314,14 @@ func (n *Node) dial(ctx context.Context, p peer.ID) (*session, error) {
 }
 
 // dialByRelay dials through the relays at the bootstraps.
-func (n *Node) dialByRelay(ctx context.Context, p peer.ID) (*session, error) {
+func (n *Node) dialByRelay(ctx context.Context, w *wayRecord) (*session, error) {
 	var addrs []ma.Multiaddr
 	for _, b := range n.bootstraps() {
 		if b.ID == n.id {
 			continue
 		}
 		if _, err := n.connect(ctx, b.ID); err != nil {
+			w.note("relay %s: %s", n.nameOf(b.ID), shortError(err))
 			continue
 		}
 		a, err := ma.NewMultiaddr("/p2p/" + b.ID.String() + "/p2p-circuit")
@@ -299,7 +329,7 @@ func (n *Node) dialByRelay(ctx context.Context, p peer.ID) (*session, error) {
 			addrs = append(addrs, a)
 		}
 	}
-	return n.dialAt(ctx, p, addrs)
+	return n.dialAt(ctx, w, addrs)
 }
 
 // learn puts given addresses into the address book.
@@ -323,8 +353,17 @@ func (n *Node) learn(p peer.ID, addrs []string) {
 	n.host.Peerstore().AddAddrs(p, list, learnedTTL)
 }
 
-// recall puts what the bootstrap list and the disk know of p into the address book.
+// recall puts what the bootstrap list, the own grant and the disk know of p into
+// the address book.
 func (n *Node) recall(p peer.ID) {
+	n.recallListed(p)
+	if a := n.book.recall(p); a != nil {
+		n.host.Peerstore().AddAddr(p, a, learnedTTL)
+	}
+}
+
+// recallListed leaves the disk out.
+func (n *Node) recallListed(p peer.ID) {
 	for _, b := range n.bootstraps() {
 		if b.ID == p {
 			n.host.Peerstore().AddAddrs(p, b.Addrs, learnedTTL)
@@ -334,9 +373,6 @@ func (n *Node) recall(p peer.ID) {
 		if g, err := trust.OpenGrant(own.grant); err == nil && g.GetAgentKey() == p.String() {
 			n.learn(p, g.GetAgentAddresses())
 		}
-	}
-	if a := n.book.recall(p); a != nil {
-		n.host.Peerstore().AddAddr(p, a, learnedTTL)
 	}
 }
 

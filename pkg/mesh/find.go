@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -138,7 +139,8 @@ func (n *Node) FindRole(ctx context.Context, role meshv1.Role) ([]*meshv1.Card, 
 		defer asking.Done()
 		n.findProviders(ctx, role, len(members))
 	}()
-	for _, card := range n.cards(ctx, &meshv1.ListCardsRequest{Role: role}) {
+	held, _ := n.cards(ctx, &meshv1.ListCardsRequest{Role: role})
+	for _, card := range held {
 		if old, ok := byKey[card.GetKey()]; ok && card.GetSequence() > old.GetSequence() {
 			byKey[card.GetKey()] = card
 		}
@@ -187,23 +189,35 @@ func (n *Node) findProviders(ctx context.Context, role meshv1.Role, want int) {
 }
 
 // cards asks every registry at once and returns the newest good card of each key.
-func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) []*meshv1.Card {
+// The error is set when no registry answered, and says why.
+func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) ([]*meshv1.Card, error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	registries := n.bootstraps()
-	answers := make(chan *meshv1.ListCardsResponse, len(registries))
+	type answer struct {
+		held *meshv1.ListCardsResponse
+		fail string
+	}
+	answers := make(chan answer, len(registries))
 	for _, b := range registries {
 		go func() {
-			answer, err := meshv1.NewCardsClient(n.Client(b.ID)).ListCards(ctx, request)
+			held, err := meshv1.NewCardsClient(n.Client(b.ID)).ListCards(ctx, request)
 			if err != nil {
 				n.log.Debug("a registry did not answer", "key", b.ID, "reason", err)
+				answers <- answer{fail: n.nameOf(b.ID) + ": " + shortError(err)}
+				return
 			}
-			answers <- answer
+			answers <- answer{held: held}
 		}()
 	}
 	newest := make(map[string]*meshv1.Card)
+	var failures []string
 	for range registries {
-		for _, envelope := range (<-answers).GetCardEnvelopes() {
+		a := <-answers
+		if a.held == nil {
+			failures = append(failures, a.fail)
+		}
+		for _, envelope := range a.held.GetCardEnvelopes() {
 			card, err := n.network.CheckCard(envelope, n.now())
 			if err == nil && !card.GetTombstone() && (newest[card.GetKey()] == nil || newest[card.GetKey()].GetSequence() < card.GetSequence()) {
 				newest[card.GetKey()] = card
@@ -214,13 +228,20 @@ func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) []*m
 	for _, c := range newest {
 		list = append(list, c)
 	}
-	return list
+	if len(registries) > 0 && len(failures) == len(registries) {
+		return nil, fault.New(fault.Unreachable, "no bootstrap answers: %s", strings.Join(failures, ", "))
+	}
+	return list, nil
 }
 
 // FindCard returns the newest card of a key that a registry holds, kind not_found
-// if none.
+// if none, unreachable if no registry answers.
 func (n *Node) FindCard(ctx context.Context, p peer.ID) (*meshv1.Card, error) {
-	for _, c := range n.cards(ctx, &meshv1.ListCardsRequest{Key: p.String()}) {
+	held, err := n.cards(ctx, &meshv1.ListCardsRequest{Key: p.String()})
+	if err != nil {
+		return nil, fault.Wrap(fault.Unreachable, err, "find the card of %s", p)
+	}
+	for _, c := range held {
 		if c.GetKey() == p.String() {
 			return c, nil
 		}
@@ -229,7 +250,8 @@ func (n *Node) FindCard(ctx context.Context, p peer.ID) (*meshv1.Card, error) {
 }
 
 // dialByCard dials the addresses of a key's card.
-func (n *Node) dialByCard(ctx context.Context, p peer.ID) (*session, error) {
+func (n *Node) dialByCard(ctx context.Context, w *wayRecord) (*session, error) {
+	p := w.search.peer
 	card, err := n.FindCard(ctx, p)
 	if err != nil {
 		return nil, err
@@ -242,7 +264,7 @@ func (n *Node) dialByCard(ctx context.Context, p peer.ID) (*session, error) {
 			}
 		}
 	}
-	return n.dialAt(ctx, p, addrs)
+	return n.dialAt(ctx, w, addrs)
 }
 
 func (n *Node) networkID() []byte {

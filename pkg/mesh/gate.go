@@ -89,10 +89,19 @@ func (g *gate) InterceptUpgraded(network.Conn) (bool, control.DisconnectReason) 
 
 // gatedResources refuses streams of unadmitted peers for protocols that are the
 // library's own (relay, hole punching, identify push, kad): the resource manager
-// is the one place that every incoming stream passes before its handler.
+// is the one place that every incoming stream passes before its handler. It is
+// also the one place where a dial through a relay shows, see watchedCircuit.
 type gatedResources struct {
 	network.ResourceManager
-	allow func(p peer.ID, proto protocol.ID) bool
+	n *Node
+}
+
+func (g *gatedResources) OpenConnection(dir network.Direction, usesFD bool, a ma.Multiaddr) (network.ConnManagementScope, error) {
+	s, err := g.ResourceManager.OpenConnection(dir, usesFD, a)
+	if err != nil || dir != network.DirOutbound || !isRelayed(a) {
+		return s, err
+	}
+	return &watchedCircuit{ConnManagementScope: s, n: g.n, address: a}, nil
 }
 
 func (g *gatedResources) OpenStream(p peer.ID, dir network.Direction) (network.StreamManagementScope, error) {
@@ -100,7 +109,7 @@ func (g *gatedResources) OpenStream(p peer.ID, dir network.Direction) (network.S
 	if err != nil || dir != network.DirInbound {
 		return s, err
 	}
-	return &gatedStream{StreamManagementScope: s, peer: p, allow: g.allow}, nil
+	return &gatedStream{StreamManagementScope: s, peer: p, allow: g.n.allowStream}, nil
 }
 
 type gatedStream struct {

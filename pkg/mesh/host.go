@@ -12,18 +12,25 @@ import (
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/hashicorp/go-hclog"
 	"github.com/libp2p/go-libp2p"
+	coreconnmgr "github.com/libp2p/go-libp2p/core/connmgr"
+	"github.com/libp2p/go-libp2p/core/crypto"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/pnet"
 	"github.com/libp2p/go-libp2p/core/protocol"
+	"github.com/libp2p/go-libp2p/core/transport"
 	"github.com/libp2p/go-libp2p/p2p/host/autorelay"
 	"github.com/libp2p/go-libp2p/p2p/muxer/yamux"
 	"github.com/libp2p/go-libp2p/p2p/net/connmgr"
 	"github.com/libp2p/go-libp2p/p2p/net/swarm"
+	"github.com/libp2p/go-libp2p/p2p/protocol/autonatv2"
 	"github.com/libp2p/go-libp2p/p2p/protocol/circuitv2/relay"
 	"github.com/libp2p/go-libp2p/p2p/protocol/identify"
 	libp2ptls "github.com/libp2p/go-libp2p/p2p/security/tls"
 	quic "github.com/libp2p/go-libp2p/p2p/transport/quic"
+	"github.com/libp2p/go-libp2p/p2p/transport/quicreuse"
 	"github.com/libp2p/go-libp2p/p2p/transport/tcp"
+	"github.com/libp2p/go-libp2p/p2p/transport/tcpreuse"
 	ma "github.com/multiformats/go-multiaddr"
 	manet "github.com/multiformats/go-multiaddr/net"
 	"golang.org/x/time/rate"
@@ -57,8 +64,8 @@ func (n *Node) makeHost() error {
 		libp2p.NoListenAddrs,
 		libp2p.Security(libp2ptls.ID, libp2ptls.New),
 		libp2p.Muxer(yamux.ID, &mux),
-		libp2p.Transport(quic.NewTransport),
-		libp2p.ResourceManager(&gatedResources{ResourceManager: resources, allow: n.allowStream}),
+		libp2p.Transport(n.watchedQUIC),
+		libp2p.ResourceManager(&gatedResources{ResourceManager: resources, n: n}),
 		libp2p.ConnectionManager(conns),
 		libp2p.ConnectionGater(n.gate),
 		libp2p.Ping(false), // ours is behind admission
@@ -84,7 +91,7 @@ func (n *Node) makeHost() error {
 	switch {
 	case n.o.Private:
 		// One port for dialing and listening, so that a hole can be punched.
-		options = append(options, libp2p.Transport(tcp.NewTCPTransport), libp2p.ForceReachabilityPrivate(), libp2p.EnableHolePunching(),
+		options = append(options, libp2p.Transport(n.watchedTCP()), libp2p.ForceReachabilityPrivate(), libp2p.EnableHolePunching(),
 			libp2p.EnableAutoRelayWithPeerSource(n.relaySource,
 				autorelay.WithBootDelay(0), autorelay.WithMinCandidates(1), autorelay.WithNumRelays(2),
 				autorelay.WithBackoff(5*time.Second), autorelay.WithMinInterval(time.Second)))
@@ -93,12 +100,12 @@ func (n *Node) makeHost() error {
 		limits.Limit = nil // members, live certificates and grants only, see AllowReserve
 		limits.MaxReservations, limits.MaxCircuits, limits.BufferSize = 16384, 1024, 16<<10
 		limits.MaxReservationsPerIP, limits.MaxReservationsPerASN = peersPerAddress, 16384
-		options = append(options, libp2p.Transport(tcp.NewTCPTransport, tcp.DisableReuseport()), libp2p.ForceReachabilityPublic(),
-			libp2p.EnableRelayService(relay.WithResources(limits), relay.WithACL(relayRule{n}),
+		options = append(options, libp2p.Transport(n.watchedTCP(tcp.DisableReuseport())), libp2p.ForceReachabilityPublic(),
+			libp2p.EnableRelayService(relay.WithResources(limits), relay.WithACL(relayRule{n}), relay.WithMetricsTracer(newRelayMetrics(n.o.Metrics, n.metrics)),
 				relay.WithReservationAddressFilter(func(ma.Multiaddr) bool { return true })))
 	default:
 		// A port that two processes share goes unnoticed; better an error at start.
-		options = append(options, libp2p.Transport(tcp.NewTCPTransport, tcp.DisableReuseport()), libp2p.ForceReachabilityPublic(), libp2p.EnableHolePunching())
+		options = append(options, libp2p.Transport(n.watchedTCP(tcp.DisableReuseport())), libp2p.ForceReachabilityPublic(), libp2p.EnableHolePunching())
 	}
 	n.host, err = libp2p.New(options...)
 	if err != nil {
@@ -108,6 +115,19 @@ func (n *Node) makeHost() error {
 	return nil
 }
 
+// watchedTCP makes the TCP transport, whose dials are told of.
+func (n *Node) watchedTCP(options ...tcp.Option) any {
+	return func(u transport.Upgrader, r network.ResourceManager, shared *tcpreuse.ConnMgr) (*watchedTransport, error) {
+		t, err := tcp.NewTCPTransport(u, r, shared, options...)
+		return &watchedTransport{t, n}, err
+	}
+}
+
+func (n *Node) watchedQUIC(key crypto.PrivKey, conns *quicreuse.ConnManager, psk pnet.PSK, gater coreconnmgr.ConnectionGater, r network.ResourceManager) (*watchedTransport, error) {
+	t, err := quic.NewTransport(key, conns, psk, gater, r)
+	return &watchedTransport{t, n}, err
+}
+
 // allowStream is asked for every incoming stream before its handler. The mesh's
 // own handlers look for themselves, by connection; identify carries addresses
 // only and must come first.
@@ -115,11 +135,14 @@ func (n *Node) allowStream(p peer.ID, proto protocol.ID) bool {
 	if proto == identify.ID || strings.HasPrefix(string(proto), n.prefix+"/") && !strings.HasPrefix(string(proto), n.prefix+"/kad/") {
 		return true
 	}
+	if proto == autonatv2.DialBackProtocol && n.dialBacks.expected() {
+		return true // from a key that nobody knows; it carries a number that this node made
+	}
 	deadline := time.Now().Add(admitLimit)
 	for {
 		c, ok := n.sessions.anyAdmitted(p)
 		switch {
-		case ok && strings.HasPrefix(string(proto), n.prefix+"/kad/"):
+		case ok && (strings.HasPrefix(string(proto), n.prefix+"/kad/") || proto == autonatv2.DialProtocol):
 			return c.Class == meshv1.Class_CLASS_MEMBER
 		case ok:
 			return c.Class != meshv1.Class_CLASS_GUEST

@@ -52,8 +52,13 @@ type Node struct {
 	sessions *sessions
 	admits   *counter
 	refusals *limitedLog
+	metrics  *metrics
 	dials    *dials
 	book     *book
+
+	turnedAway refusalCount
+	speedTests speedTests
+	dialBacks  *dialBacks // nil when off
 
 	rightOf func(fullMethod string) *meshv1.Right
 	server  *rpc.Server // members and agents
@@ -63,6 +68,7 @@ type Node struct {
 	cred     Credential
 	clients  map[peer.ID]*rpc.Client
 	handlers map[string]handler
+	services []string // full names
 	keeping  map[peer.ID]*keeping
 	started  bool
 	closing  bool
@@ -88,14 +94,14 @@ func New(ctx context.Context, o Options) (*Node, error) {
 	n := &Node{
 		o: o, id: o.Key.ID(), log: o.Log, network: o.Network, born: time.Now(),
 		prefix: "/cosmicac/" + hex.EncodeToString(id[:]), cred: o.Credential,
-		rightOf: rpc.RightOf, gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), dials: newDials(),
+		rightOf: rpc.RightOf, gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), metrics: newMetrics(), dials: newDials(),
 		clients: make(map[peer.ID]*rpc.Client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
 		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	n.book = openBook(o.StateDirectory, n.log)
-	n.server = rpc.NewServer(rpc.ServerOptions{Authorize: n.authorize, Log: n.log})
-	n.small = rpc.NewServer(rpc.ServerOptions{Authorize: n.authorize, Log: n.log, MaxReceiveBytes: 64 << 10, MaxStreams: 16})
+	n.server = rpc.NewServer(rpc.ServerOptions{Authorize: n.authorizeCounted, Log: n.log})
+	n.small = rpc.NewServer(rpc.ServerOptions{Authorize: n.authorizeCounted, Log: n.log, MaxReceiveBytes: 64 << 10, MaxStreams: 16})
 	if err := n.makeHost(); err != nil {
 		n.cancel()
 		n.server.Close()
@@ -103,10 +109,18 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		return nil, err
 	}
 	// Before anything can ask for a peer: a call may be made before Start.
-	if err := n.makeDHT(); err != nil {
+	err := n.makeDHT()
+	if err == nil {
+		err = n.makeDialBacks()
+	}
+	if err == nil {
+		err = n.metrics.register(o.Metrics, n)
+	}
+	if err != nil {
 		_ = n.Close(ctx)
 		return nil, err
 	}
+	n.Handle(speedTestName, &meshv1.Right{Members: true}, n.serveSpeedTest)
 	return n, nil
 }
 
@@ -151,8 +165,19 @@ func (n *Node) credential() Credential {
 
 // RegisterService adds a gRPC service; before Start only.
 func (n *Node) RegisterService(desc *grpc.ServiceDesc, impl any) {
-	n.server.RegisterService(desc, impl)
-	n.small.RegisterService(desc, impl)
+	counted := n.metrics.counted(desc)
+	n.server.RegisterService(counted, impl)
+	n.small.RegisterService(counted, impl)
+	n.mu.Lock()
+	n.services = append(n.services, desc.ServiceName)
+	n.mu.Unlock()
+}
+
+// Services are the full names of the registered gRPC services, sorted.
+func (n *Node) Services() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return slices.Sorted(slices.Values(n.services))
 }
 
 // Peers lists every connection.
@@ -214,6 +239,9 @@ func (n *Node) Start(ctx context.Context) error {
 	if n.kad != nil {
 		n.spawn(n.bootstrapLoop)
 	}
+	if n.dialBacks != nil {
+		n.spawn(n.dialBackLoop)
+	}
 	return n.awaitAddresses(ctx)
 }
 
@@ -248,6 +276,7 @@ func (n *Node) Close(ctx context.Context) error {
 		if n.kad != nil {
 			_ = n.kad.Close()
 		}
+		n.dialBacks.close()
 		n.closeErr = n.host.Close()
 		for _, c := range clients {
 			c.Close()
@@ -309,6 +338,9 @@ func (n *Node) learnKey(from Caller, key []byte) {
 // connected runs for each new connection; it must not block.
 func (n *Node) connected(_ network.Network, c network.Conn) {
 	s := n.sessions.begin(c, n.monotonic())
+	if circuit, ok := c.Scope().(*watchedCircuit); ok {
+		circuit.end(nil)
+	}
 	if s.inbound {
 		return // the dialer speaks first; watch cuts the silent
 	}

@@ -200,6 +200,7 @@ func (c calls) Invoke(ctx context.Context, method string, args, reply any, opts 
 		client, ok := c.n.client(c.p)
 		err := client.Invoke(ctx, method, args, reply, opts...)
 		if !errors.Is(err, rpc.ErrClosed) || !ok {
+			c.n.metrics.called(method, err)
 			return err
 		}
 	}
@@ -210,6 +211,7 @@ func (c calls) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 		client, ok := c.n.client(c.p)
 		s, err := client.NewStream(ctx, desc, method, opts...)
 		if !errors.Is(err, rpc.ErrClosed) || !ok {
+			c.n.metrics.called(method, err)
 			return s, err
 		}
 	}
