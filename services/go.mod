@@ -3,6 +3,10 @@ module github.com/cosmicac/cosmicac/services
 go 1.26.7
 
 require (
+	filippo.io/age v1.3.2
+	filippo.io/edwards25519 v1.2.0 // indirect
+	filippo.io/hpke v0.4.0 // indirect
+	filippo.io/nistec v0.0.4 // indirect
 	github.com/coder/websocket v1.8.15 // indirect
 	github.com/creack/pty v1.1.24 // indirect
 	github.com/danielgtaylor/huma/v2 v2.37.2 // indirect
