@@ -1,12 +1,14 @@
 // Package agents is the orchestrator's desk for agents: it makes and checks
-// their one-time join tokens, signs their certificates, hears their reports and
-// passes orders down.
+// their one-time join tokens, signs their certificates and knows which are void,
+// hears their reports, and passes orders and revocations down.
 //
 // Whatever an agent says is its tenant's claim: it is bounded, it decides about
 // the tenant's own job alone, and its key is worth nothing beyond that job.
 // Guarantees: a token is redeemed by one key; a second key fences the attempt,
-// so that neither of the two is believed. The newest report counts; older ones
-// and lost ones do not matter. An agent's silence is noticed and never judged.
+// so that neither of the two is believed. A certificate is void from the moment
+// at which its attempt is recorded as over, and so is one that is not known. The
+// newest report counts; older ones and lost ones do not matter. An agent's
+// silence is noticed and never judged.
 //
 // It does not decide states (package life), and reaches no agent by itself.
 package agents
@@ -21,7 +23,6 @@ import (
 	"io"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -51,10 +52,6 @@ const (
 	reportSpacing = 100 * time.Millisecond
 )
 
-// epoch of certificates. Nothing raises it yet: an attempt's certificate is
-// voided by the attempt's record, which every handler here reads.
-const epoch = 1
-
 // Options sets up a Desk.
 type Options struct {
 	Store *record.Store
@@ -71,7 +68,8 @@ type Options struct {
 	// of cards, and Card looks a key's newest card up there.
 	PutCard func(caller mesh.Caller, envelope []byte) error
 	Card    func(key string) (*meshv1.Card, []byte, bool)
-	// Recheck makes the mesh look at admitted peers again, after a fence.
+	// Recheck makes the mesh look at admitted peers again, after certificates
+	// became void.
 	Recheck func()
 	Hub     *notice.Hub
 	Clock   func() time.Time
@@ -81,26 +79,37 @@ type Options struct {
 // Desk answers agents. It is safe for concurrent use.
 type Desk struct {
 	orkv1.UnimplementedAgentsServer
-	o      Options
-	secret []byte
-	heard  presence
-
-	mu      sync.Mutex
-	revoked map[string]struct{} // attempts whose certificates are void
+	orkv1.UnimplementedRevocationsServer
+	o        Options
+	secret   []byte
+	heard    presence
+	standing standing
+	changes  *notice.Subscription
 }
 
-// New makes a desk. fenced lists attempts that were fenced before.
-func New(o Options, fenced []string) (*Desk, error) {
+// New makes a desk and reads which certificates are good; Run keeps that up.
+func New(ctx context.Context, o Options) (*Desk, error) {
 	raw, err := o.Key.Private().Raw()
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "derive the secret of join tokens")
 	}
 	mac := hmac.New(sha256.New, raw)
 	mac.Write([]byte("cosmicac wrk-ork join tokens 1"))
-	d := &Desk{o: o, secret: mac.Sum(nil), revoked: make(map[string]struct{})}
-	for _, id := range fenced {
-		d.revoked[id] = struct{}{}
+	d := &Desk{o: o, secret: mac.Sum(nil), changes: o.Hub.Subscribe(), standing: standing{
+		jobs: make(map[string]map[string]error), floorsRaised: make(chan struct{}), voided: make(chan struct{}),
+	}}
+	live, err := o.Store.Live(ctx)
+	if err != nil {
+		return nil, err
 	}
+	for _, j := range live {
+		d.standing.load(j)
+	}
+	floors, err := o.Store.Floors(ctx)
+	if err != nil {
+		return nil, err
+	}
+	d.standing.raise(floors)
 	return d, nil
 }
 
@@ -149,24 +158,30 @@ func Hash(token string) []byte {
 // VerifyJoin is the mesh's question whether a token lets a key in to redeem
 // it. It redeems nothing. A key that shows a token which another key redeemed
 // is let in too: redeeming it is what fences the attempt.
-func (d *Desk) VerifyJoin(ctx context.Context, p peer.ID, token string) error {
+func (d *Desk) VerifyJoin(ctx context.Context, _ peer.ID, token string) error {
 	t, j, err := d.o.Store.Token(ctx, Hash(token))
 	if err != nil {
 		return err
 	}
 	_, a := j.Attempt(t.AttemptID)
-	return d.usable(t, a, p)
+	return d.usable(t, j, a)
 }
 
-// usable says whether a token may still be shown by a key.
-func (d *Desk) usable(t *record.Token, a *job.Attempt, p peer.ID) error {
-	switch {
-	case a == nil || a.Plan != t.Plan || a.State == orkv1.State_STATE_QUEUED:
+// usable says whether a token may still be shown.
+func (d *Desk) usable(t *record.Token, j *job.Job, a *job.Attempt) error {
+	if a == nil || a.Plan != t.Plan || a.State == orkv1.State_STATE_QUEUED || int(t.NodeIndex) >= len(a.Nodes) {
 		return fault.New(fault.Unauthenticated, "this join token is of an earlier plan; it is void")
+	}
+	vm := a.Nodes[t.NodeIndex].GetVmiUid()
+	switch {
 	case a.Fenced:
 		return fault.New(fault.Denied, "attempt %s is fenced: its join token was redeemed by two keys", a.ID)
-	case job.Ended(a.State) || a.State == orkv1.State_STATE_STOPPING:
+	case !j.Certified(a) || a.State == orkv1.State_STATE_STOPPING:
 		return fault.New(fault.Denied, "attempt %s is over; its join token is void", a.ID)
+	case vm == "":
+		return fault.New(fault.Unavailable, "rack %s has not reported the VM of this join token yet; try again in a moment", a.RackID)
+	case t.VMIUID != "" && t.VMIUID != vm:
+		return fault.New(fault.Denied, "this join token was redeemed in the VM with uid %s, and the cluster runs another in its place; stop and start the job", t.VMIUID)
 	case t.RedeemedBy != "":
 		return nil
 	case !a.UpAt.IsZero() && d.o.Clock().Sub(a.UpAt) > d.o.TokenLife:
@@ -181,19 +196,7 @@ func (d *Desk) Vet(c mesh.Caller) error {
 	if c.Class != meshv1.Class_CLASS_AGENT || c.Certificate == nil {
 		return nil
 	}
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if _, void := d.revoked[c.Certificate.AttemptId]; void {
-		return fault.New(fault.Denied, "attempt %s is fenced: its join token was redeemed by two keys", c.Certificate.AttemptId)
-	}
-	return nil
-}
-
-func (d *Desk) revoke(attemptID string) {
-	d.mu.Lock()
-	d.revoked[attemptID] = struct{}{}
-	d.mu.Unlock()
-	d.o.Recheck()
+	return d.standing.check(c.Certificate.JobId, c.Certificate.AttemptId)
 }
 
 // RedeemToken implements orkv1.AgentsServer.
@@ -209,7 +212,7 @@ func (d *Desk) RedeemToken(ctx context.Context, req *orkv1.RedeemTokenRequest) (
 	key := caller.ID.String()
 	j, err := d.o.Store.Redeem(ctx, Hash(req.JoinToken), func(t *record.Token, j *job.Job) (*job.Job, []job.Event, error) {
 		r, a := j.Attempt(t.AttemptID)
-		if err := d.usable(t, a, caller.ID); err != nil {
+		if err := d.usable(t, j, a); err != nil {
 			return nil, nil, err
 		}
 		attemptID = a.ID
@@ -217,7 +220,7 @@ func (d *Desk) RedeemToken(ctx context.Context, req *orkv1.RedeemTokenRequest) (
 		case key:
 			return j, nil, nil
 		case "":
-			t.RedeemedBy, t.RedeemedAt = key, d.o.Clock()
+			t.RedeemedBy, t.RedeemedAt, t.VMIUID = key, d.o.Clock(), a.Nodes[t.NodeIndex].GetVmiUid()
 			if a.NodeKeys == nil {
 				a.NodeKeys = make(map[uint32]string)
 			}
@@ -238,13 +241,15 @@ func (d *Desk) RedeemToken(ctx context.Context, req *orkv1.RedeemTokenRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if fenced != "" {
-		d.o.Log.Error("a join token was redeemed by a second key; the attempt is fenced", "attempt", fenced, "job", j.ID, "key", key)
-		d.o.Changed(j.ID)
-		d.revoke(fenced)
-		return nil, fault.New(fault.Denied, "this join token was redeemed by another key before; attempt %s is fenced", fenced)
+	// Before the answer: whoever has a certificate is known, and whoever lost it cut.
+	if err := d.refresh(ctx, j.ID); err != nil {
+		return nil, err
 	}
 	d.o.Changed(j.ID)
+	if fenced != "" {
+		d.o.Log.Error("a join token was redeemed by a second key; the attempt is fenced", "attempt", fenced, "job", j.ID, "key", key)
+		return nil, fault.New(fault.Denied, "this join token was redeemed by another key before; attempt %s is fenced", fenced)
+	}
 	env, err := d.certify(j, attemptID, key)
 	if err != nil {
 		return nil, err
@@ -260,7 +265,7 @@ func (d *Desk) certify(j *job.Job, attemptID, key string) ([]byte, error) {
 	id := d.o.Network.ID()
 	env, err := trust.SealCertificate(d.o.Key, &meshv1.JobCertificate{
 		NetworkId: id[:], Key: key, JobId: j.ID, ReplicaId: r.ID, AttemptId: a.ID, RackId: a.RackID,
-		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(d.o.CertificateLife)), Epoch: epoch,
+		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(d.o.CertificateLife)), Epoch: a.CertificateEpoch(),
 	})
 	if err != nil {
 		return nil, fault.Wrap(fault.Internal, err, "sign the certificate of attempt %s", a.ID)
@@ -280,11 +285,11 @@ func (d *Desk) known(ctx context.Context) (caller mesh.Caller, j *job.Job, a *jo
 		return caller, nil, nil, 0, err
 	}
 	_, a = j.Attempt(caller.Certificate.AttemptId)
-	if a == nil || job.Ended(a.State) {
-		return caller, nil, nil, 0, fault.New(fault.FailedPrecondition, "attempt %s is over", caller.Certificate.AttemptId)
+	if a == nil {
+		return caller, nil, nil, 0, over(caller.Certificate.AttemptId)
 	}
-	if a.Fenced {
-		return caller, nil, nil, 0, fault.New(fault.Denied, "attempt %s is fenced: its join token was redeemed by two keys", a.ID)
+	if err := verdict(j, a); err != nil {
+		return caller, nil, nil, 0, err
 	}
 	for index, key := range a.NodeKeys {
 		if key == caller.ID.String() {
@@ -328,27 +333,32 @@ func (d *Desk) Attend(stream orkv1.Agents_AttendServer) error {
 	received := make(chan error, 1)
 	go func() { received <- d.listen(stream, caller, j.ID, a.ID, node) }()
 
-	sent := time.Time{}
+	var sent told
+	certificates := j.CertificateFloors()
 	for {
 		drain, wake := d.heard.standing(a.ID)
-		if !drain.IsZero() && sent.IsZero() {
-			if err := stream.Send(&orkv1.AttendResponse{Drain: true, DrainDeadline: timestamppb.New(drain), MinimumEpoch: epoch}); err != nil {
+		floors, raised := d.standing.of(j.Owner.GetProjectId())
+		if order := sent.news(drain, floors, certificates); order != nil {
+			if err := stream.Send(order); err != nil {
 				return err
 			}
-			sent = drain
 		}
 		select {
 		case err := <-received:
 			return err
 		case <-wake:
+		case <-raised:
 		case <-sub.Ready():
 			if !slices.Contains(sub.Take(), j.ID) {
 				continue
 			}
-			if _, _, _, _, err := d.known(ctx); err != nil {
-				if k := fault.KindOf(err); k == fault.Unavailable || k == fault.Canceled || k == fault.Timeout {
-					continue // the record cannot be read now: nothing is concluded
-				}
+			_, now, _, _, err := d.known(ctx)
+			switch k := fault.KindOf(err); {
+			case err == nil:
+				certificates = now.CertificateFloors()
+			case k == fault.Unavailable || k == fault.Canceled || k == fault.Timeout:
+				// The record cannot be read now: nothing is concluded.
+			default:
 				return err
 			}
 		}

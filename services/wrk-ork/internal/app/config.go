@@ -7,6 +7,7 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/fault"
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/life"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 )
 
 // Config is wrk-ork's configuration file. Durations are written like "15m".
@@ -118,6 +119,9 @@ func (c Config) Validate() []fault.Detail {
 	}
 	if d.Drain < 0 {
 		faults = append(faults, fault.Detail{Field: "deadlines.drain", Rule: "must be a duration like 30s, or 0s for none"})
+	}
+	if c.Agents.CertificateLife > record.LongestCertificate {
+		faults = append(faults, fault.Detail{Field: "agents.certificate_life", Rule: "must be at most " + record.LongestCertificate.String()})
 	}
 	if r.RefusalsFinal == 0 {
 		faults = append(faults, fault.Detail{Field: "retries.refusals_final", Rule: "must be at least 1"})

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
-	"github.com/cosmicac/cosmicac/pkg/mesh"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
@@ -92,46 +91,6 @@ func TestARestartOfTheOrchestratorInTheMiddleGoesOnWithTheSameAttempts(t *testin
 		_, err := l.jobs.GetJob(l.ctx, &orkv1.GetJobRequest{Id: leaving.Id})
 		return fault.KindOf(err) == fault.NotFound
 	})
-}
-
-func TestASecondRedemptionFencesTheAttempt(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, gpuNode("n1", 1))
-	j := l.create(containerSpec("x", 1))
-	attempt := newest(l.await(j.Id, orkv1.State_STATE_PROVISIONING))
-	seed := seedOf(l, attempt.Id)
-	first, err := l.redeem(seed, newKey(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.attend(first, agentv1.Phase_PHASE_READY)
-	l.await(j.Id, orkv1.State_STATE_RUNNING)
-	// The same key may say it again: its answer may have been lost.
-	first.node.SetCredential(mesh.JoinToken(seed.JoinToken, l.orkKey.ID()))
-	l.eventually("the same key redeems again", func() bool {
-		_, err := first.client.RedeemToken(l.ctx, &orkv1.RedeemTokenRequest{JoinToken: seed.JoinToken})
-		return err == nil
-	})
-	if _, err := l.redeem(seed, newKey(t)); fault.KindOf(err) != fault.Denied {
-		t.Fatalf("the second key: %v", err)
-	}
-	fenced := l.await(j.Id, orkv1.State_STATE_FAILED)
-	if fenced.Reason != orkv1.Reason_REASON_FENCED {
-		t.Errorf("%v %q", fenced.Reason, fenced.Message)
-	}
-	if _, err := first.client.RenewCertificate(l.ctx, &orkv1.RenewCertificateRequest{}); err == nil {
-		t.Error("the first key is still believed")
-	}
-	l.awaitThat(j.Id, "gone", func(j *orkv1.Job) bool { return newest(j).Gone })
-}
-
-func TestAMadeUpTokenIsRefused(t *testing.T) {
-	t.Parallel()
-	l := newLab(t, gpuNode("n1", 1))
-	seed := &agentv1.Seed{JoinToken: "cjt_made-up", OrkKey: l.orkKey.ID().String(), OrkAddresses: []string{l.address}}
-	if _, err := l.redeem(seed, newKey(t)); err == nil || fault.KindOf(err) == fault.Internal {
-		t.Errorf("%v", err)
-	}
 }
 
 func TestALostAgentIsShownAndNotReplaced(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/goleak"
 	"google.golang.org/grpc"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cosmicac/cosmicac/pkg/daemon"
@@ -59,6 +61,9 @@ type lab struct {
 	config  Config
 	address string
 
+	// ahead is how far the orchestrator's clock is ahead, in nanoseconds.
+	ahead atomic.Int64
+
 	// process runs the orchestrator as a process of its own; stop then kills it.
 	process bool
 	stop    func()
@@ -68,6 +73,7 @@ type lab struct {
 	worker  *fakeWorker
 	rack    *mesh.Node    // the worker's node
 	key     *identity.Key // the worker's
+	bootKey *identity.Key // a bootstrap's; no test needs one to run
 }
 
 func newKey(t *testing.T) *identity.Key {
@@ -102,6 +108,7 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
 		}
 	}
 	root, appKey := newKey(t), newKey(t)
+	l.bootKey = newKey(t)
 	member := func(k *identity.Key, name string, role meshv1.Role) *meshv1.Member {
 		return &meshv1.Member{Key: k.ID().String(), Name: name, Roles: []meshv1.Role{role}, AdmittedAt: timestamppb.Now()}
 	}
@@ -110,6 +117,7 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
 	var err error
 	l.founder, err = trust.Create(folder, "lab", root, nil, []*meshv1.Member{
 		ork, member(appKey, "app", meshv1.Role_ROLE_APP_NODE), member(l.key, "worker", meshv1.Role_ROLE_WORKER),
+		member(l.bootKey, "boot", meshv1.Role_ROLE_BOOTSTRAP),
 	}, nil)
 	if err != nil {
 		t.Fatal(err)
@@ -203,6 +211,8 @@ func closeNode(n *mesh.Node) {
 	_ = n.Close(ctx)
 }
 
+func (l *lab) now() time.Time { return time.Now().Add(time.Duration(l.ahead.Load())) }
+
 // startOrk starts the orchestrator on its folder, like a new process.
 func (l *lab) startOrk() {
 	l.t.Helper()
@@ -216,16 +226,16 @@ func (l *lab) startOrk() {
 		log = hclog.NewNullLogger()
 	}
 	hub := &notice.Hub{}
-	store, err := record.Open(ctx, filepath.Join(l.dir, "ork.db"), hub, time.Now)
+	store, err := record.Open(ctx, filepath.Join(l.dir, "ork.db"), hub, l.now)
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	network := l.memory()
 	ork, err := Build(ctx, Setup{
 		Config: l.config, Store: store, Hub: hub, Key: l.orkKey, Network: network,
-		Health: health.NewSet(time.Now), Metrics: prometheus.NewRegistry(), Clock: time.Now, Log: log,
+		Health: health.NewSet(l.now), Metrics: prometheus.NewRegistry(), Clock: l.now, Log: log,
 		NewMesh: func(add func(*mesh.Options)) (*mesh.Node, error) {
-			o := mesh.Options{Key: l.orkKey, Network: network, Listen: []string{l.address}, Log: hclog.NewNullLogger()}
+			o := mesh.Options{Key: l.orkKey, Network: network, Listen: []string{l.address}, Log: hclog.NewNullLogger(), Clock: l.now}
 			add(&o)
 			return mesh.New(ctx, o)
 		},
@@ -376,11 +386,40 @@ func newest(j *orkv1.Job) *orkv1.Attempt {
 
 // agent is a VM's agent: a real node that redeems its token and attends.
 type agent struct {
-	key    *identity.Key
-	node   *mesh.Node
-	client orkv1.AgentsClient
-	stop   func()
-	drain  chan *orkv1.AttendResponse
+	key         *identity.Key
+	node        *mesh.Node
+	client      orkv1.AgentsClient
+	certificate []byte
+	stop        func()
+	drain       chan *orkv1.AttendResponse
+
+	mu  sync.Mutex
+	was agentv1.Revocations // all that it was told
+	end error               // how the last stream ended
+}
+
+// told is the lowest epoch that a user's grants may have, as this agent was told.
+func (a *agent) told(user string) (epoch uint64) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, f := range a.was.Grants {
+		if f.UserId == user || f.UserId == "" {
+			epoch = max(epoch, f.MinimumEpoch)
+		}
+	}
+	return epoch
+}
+
+func (a *agent) certificateFloor(replica string) uint64 {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.was.Certificates[replica]
+}
+
+func (a *agent) ended() error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.end
 }
 
 func seedOf(l *lab, attemptID string) *agentv1.Seed {
@@ -418,6 +457,7 @@ func (l *lab) redeem(seed *agentv1.Seed, key *identity.Key) (*agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.certificate = resp.CertificateEnvelope
 	n.SetCredential(mesh.Certificate(resp.CertificateEnvelope))
 	return a, nil
 }
@@ -442,7 +482,13 @@ func (l *lab) attend(a *agent, phase agentv1.Phase) {
 					default:
 					}
 				}
+				a.mu.Lock()
+				proto.Merge(&a.was, r.GetRevocations())
+				a.mu.Unlock()
 			}
+			a.mu.Lock()
+			a.end = err
+			a.mu.Unlock()
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):

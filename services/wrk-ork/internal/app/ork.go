@@ -69,10 +69,6 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	if err != nil {
 		return nil, err
 	}
-	fenced, err := store.Fenced(ctx)
-	if err != nil {
-		return nil, err
-	}
 
 	// Node, loop and the rest point at each other; the node and the loop are
 	// filled in below, before anything runs.
@@ -84,14 +80,14 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		Changed: func(jobs []string) { loop.Poke(jobs...) },
 		Silence: s.Config.Workers.StreamSilence, Clock: s.Clock, Log: s.Log.Named("racks"),
 	})
-	desk, err := agents.New(agents.Options{
+	desk, err := agents.New(ctx, agents.Options{
 		Store: store, Key: s.Key, Network: s.Network, Hub: hub,
 		CertificateLife: s.Config.Agents.CertificateLife, TokenLife: s.Config.Agents.TokenLife,
 		Changed: func(jobID string) { loop.Poke(jobID) },
 		PutCard: registry.Put, Card: registry.Get,
 		Recheck: func() { node.Recheck() },
 		Clock:   s.Clock, Log: s.Log.Named("agents"),
-	}, fenced)
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -118,12 +114,14 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, Fleet: fleet, NewID: source.New, Clock: s.Clock})
 	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Changed: func() { loop.Poke() }})
 	orkv1.RegisterAgentsServer(node, desk)
+	orkv1.RegisterRevocationsServer(node, desk)
 	orkv1.RegisterEndpointsServer(node, board)
 	meshv1.RegisterCardsServer(node, registry)
 
 	fleet.Start(ctx, entries)
 	return &Ork{Node: node, Tasks: []Task{
 		{"racks", fleet.Wait},
+		{"certificates", desk.Run},
 		{"jobs", loop.Run},
 		{"endpoints", board.Run},
 		{"wellbeing", watch.run},

@@ -37,6 +37,7 @@ type fakeWorker struct {
 	holdDelete bool          // deletion goes nowhere
 	slowDelete time.Duration // deletion takes that long
 	boot       bool          // VMs come up by themselves
+	unnamed    bool          // VMs have no uid yet
 }
 
 func newFakeWorker(t *testing.T, rackID string, nodes ...*orkv1.RackNode) *fakeWorker {
@@ -144,7 +145,11 @@ func (w *fakeWorker) ApplyAttempt(_ context.Context, req *workerv1.ApplyAttemptR
 		}
 		st := &workerv1.AttemptStatus{AttemptId: req.AttemptId, JobId: req.JobId, ReplicaId: req.ReplicaId, Phase: workerv1.AttemptPhase_ATTEMPT_PHASE_CREATING}
 		for _, n := range req.Nodes {
-			st.Nodes = append(st.Nodes, &orkv1.AttemptNode{NodeName: n.NodeName, GpuCount: n.GpuCount, VmiName: "vmi-" + req.AttemptId, VmiUid: "uid-" + req.AttemptId})
+			uid := "uid-" + req.AttemptId
+			if w.unnamed {
+				uid = ""
+			}
+			st.Nodes = append(st.Nodes, &orkv1.AttemptNode{NodeName: n.NodeName, GpuCount: n.GpuCount, VmiName: "vmi-" + req.AttemptId, VmiUid: uid})
 		}
 		if w.boot {
 			st.Phase = workerv1.AttemptPhase_ATTEMPT_PHASE_UP

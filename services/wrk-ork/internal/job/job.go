@@ -196,6 +196,37 @@ func Ended(s orkv1.State) bool {
 // the cluster holds nothing of it.
 func (a *Attempt) Settled() bool { return Ended(a.State) && a.Gone }
 
+// Certified reports whether an attempt's agents may hold a certificate. They may
+// not once it has ended or is fenced; and a container's not once it is told to
+// stop, while a replica that serves a model still finishes what it has.
+func (j *Job) Certified(a *Attempt) bool {
+	switch {
+	case a.Fenced, Ended(a.State), a.State == orkv1.State_STATE_QUEUED:
+		return false
+	case a.State == orkv1.State_STATE_STOPPING:
+		return j.Inference()
+	}
+	return true
+}
+
+// CertificateEpoch is the epoch of an attempt's certificates: its number, which
+// is recorded and only grows within a replica.
+func (a *Attempt) CertificateEpoch() uint64 { return uint64(a.Number) }
+
+// CertificateFloors is the lowest epoch that a certificate of each replica may
+// have, by replica id.
+func (j *Job) CertificateFloors() map[string]uint64 {
+	floors := make(map[string]uint64, len(j.Replicas))
+	for _, r := range j.Replicas {
+		a := r.Newest()
+		floors[r.ID] = a.CertificateEpoch()
+		if a.State != orkv1.State_STATE_QUEUED && !j.Certified(a) {
+			floors[r.ID]++
+		}
+	}
+	return floors
+}
+
 // Settled reports whether the job needs no more work unless somebody asks.
 func (j *Job) Settled() bool {
 	if j.Intent == IntentDelete {

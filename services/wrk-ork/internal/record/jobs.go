@@ -283,6 +283,9 @@ func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change
 	if err := saveJob(ctx, tx, is); err != nil {
 		return nil, false, err
 	}
+	if err := s.saveVoid(ctx, tx, was, is); err != nil {
+		return nil, false, err
+	}
 	return is, true, s.saveEvents(ctx, tx, id, events)
 }
 
@@ -370,28 +373,6 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 		s.hub.Publish(id)
 	}
 	return err
-}
-
-// Fenced lists the attempts that were fenced and whose record is still there.
-func (s *Store) Fenced(ctx context.Context) ([]string, error) {
-	var out []string
-	err := s.read(ctx, func(tx *sql.Tx) error {
-		out = nil
-		rows, err := tx.QueryContext(ctx, `SELECT id FROM attempts WHERE json_extract(doc, '$.fenced') = 1`)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		for rows.Next() {
-			var id string
-			if err := rows.Scan(&id); err != nil {
-				return err
-			}
-			out = append(out, id)
-		}
-		return rows.Err()
-	})
-	return out, err
 }
 
 // Counts is how many jobs are recorded in each state.

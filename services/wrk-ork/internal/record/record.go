@@ -1,6 +1,6 @@
 // Package record is the orchestrator's memory: rack entries, jobs with their
-// replicas and attempts, events, idempotency keys, join-token hashes and
-// tombstones, in one SQLite file. All SQL of the service is here.
+// replicas and attempts, events, idempotency keys, join-token hashes, what was
+// revoked and tombstones, in one SQLite file. All SQL of the service is here.
 //
 // Guarantees: what a call returned without error survives the process. Changes
 // of one job are serial. After a change is on disk, its job's id is published
@@ -111,8 +111,8 @@ func flag(b bool) int {
 	return 0
 }
 
-// Prune forgets tombstones and idempotency keys whose time is over, and events
-// beyond the bound. It is called now and then; skipping it loses nothing.
+// Prune forgets tombstones, idempotency keys and revocations whose time is over,
+// and events beyond the bound. It is called now and then; skipping it loses nothing.
 func (s *Store) Prune(ctx context.Context) error {
 	now := s.clock()
 	return s.write(ctx, func(tx *sql.Tx) error {
@@ -122,6 +122,11 @@ func (s *Store) Prune(ctx context.Context) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM idempotency WHERE created_at < ?
 			AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = idempotency.job_id)`, micros(now.Add(-keyLife))); err != nil {
 			return err
+		}
+		for _, q := range []string{`DELETE FROM grant_floors WHERE until < ?`, `DELETE FROM void_certificates WHERE until < ?`} {
+			if _, err := tx.ExecContext(ctx, q, micros(now)); err != nil {
+				return err
+			}
 		}
 		_, err := tx.ExecContext(ctx, `DELETE FROM events WHERE sequence IN (
 			SELECT sequence FROM (SELECT sequence, row_number() OVER (PARTITION BY job_id ORDER BY sequence DESC) AS n FROM events)

@@ -23,6 +23,8 @@ type Token struct {
 	// RedeemedBy is the key that used it, empty for none.
 	RedeemedBy string
 	RedeemedAt time.Time
+	// VMIUID is the VM that it was redeemed in, by the cluster's uid.
+	VMIUID string
 }
 
 func saveTokens(ctx context.Context, tx *sql.Tx, tokens []Token) error {
@@ -42,8 +44,8 @@ func saveTokens(ctx context.Context, tx *sql.Tx, tokens []Token) error {
 func loadToken(ctx context.Context, tx *sql.Tx, hash []byte) (*Token, error) {
 	t := &Token{}
 	var at int64
-	err := tx.QueryRowContext(ctx, `SELECT hash, job_id, attempt_id, plan, node_index, redeemed_by, redeemed_at FROM join_tokens WHERE hash = ?`, hash).
-		Scan(&t.Hash, &t.JobID, &t.AttemptID, &t.Plan, &t.NodeIndex, &t.RedeemedBy, &at)
+	err := tx.QueryRowContext(ctx, `SELECT hash, job_id, attempt_id, plan, node_index, redeemed_by, redeemed_at, vmi_uid FROM join_tokens WHERE hash = ?`, hash).
+		Scan(&t.Hash, &t.JobID, &t.AttemptID, &t.Plan, &t.NodeIndex, &t.RedeemedBy, &at, &t.VMIUID)
 	if notFound(err) || (err == nil && subtle.ConstantTimeCompare(t.Hash, hash) != 1) {
 		return nil, fault.New(fault.Unauthenticated, "this join token is not known; it may be of an earlier attempt")
 	}
@@ -84,7 +86,8 @@ func (s *Store) Redeem(ctx context.Context, hash []byte, change func(*Token, *jo
 		if err != nil {
 			return err
 		}
-		_, err = tx.ExecContext(ctx, `UPDATE join_tokens SET redeemed_by = ?, redeemed_at = ? WHERE hash = ?`, t.RedeemedBy, micros(t.RedeemedAt), hash)
+		_, err = tx.ExecContext(ctx, `UPDATE join_tokens SET redeemed_by = ?, redeemed_at = ?, vmi_uid = ? WHERE hash = ?`,
+			t.RedeemedBy, micros(t.RedeemedAt), t.VMIUID, hash)
 		return err
 	})
 	if err != nil {
