@@ -1,38 +1,34 @@
 package cli
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/google/renameio/v2"
 	"github.com/spf13/cobra"
-	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/identity"
-	"github.com/cosmicac/cosmicac/pkg/mesh"
 	"github.com/cosmicac/cosmicac/pkg/trust"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 )
 
-// rosterLife is how long a roster is good; daemons warn 30 days before.
-const rosterLife = 90 * 24 * time.Hour
-
 func (e *environment) networkCommand() *cobra.Command {
 	var operator string
-	c := &cobra.Command{Use: "network", Short: "Who belongs to the network: found it, admit, revoke", Args: cobra.NoArgs, RunE: helpOnly}
+	c := &cobra.Command{Use: "network", Short: "Who belongs to the network: found it, admit, revoke, renew", Args: cobra.NoArgs, RunE: helpOnly}
 	c.PersistentFlags().StringVar(&operator, "operator", "", "operator folder (default: COSMICAC_OPERATOR_DIR, /etc/cosmicac/operator)")
-	c.AddCommand(e.networkInitCommand(&operator), e.networkRosterCommand(&operator), e.networkInfoCommand(&operator), e.networkTokenCommand(&operator),
-		e.networkRequestsCommand(&operator), e.networkAdmitCommand(&operator), e.networkRevokeCommand(&operator))
+	c.AddCommand(e.networkInitCommand(&operator), e.networkRosterCommand(&operator), e.networkInfoCommand(&operator),
+		e.networkTokenCommand(&operator), e.networkRequestsCommand(&operator),
+		e.networkAdmitCommand(&operator), e.networkRevokeCommand(&operator), e.networkRenewCommand(&operator), e.networkDelegateCommand(&operator),
+		e.networkRotateRootCommand(&operator), e.networkBootstrapsCommand(&operator),
+		e.networkSignCommand(&operator), e.networkApplyCommand(&operator), e.networkExportCommand(&operator), e.networkRestoreCommand(&operator))
 	return c
 }
 
@@ -42,7 +38,7 @@ func (e *environment) networkInitCommand(operator *string) *cobra.Command {
 		Use:   "init NAME",
 		Short: "Found a network: root keys, operator key, first roster",
 		Example: `  cosmicac network init lab --bootstrap 12D3KooW...=/dns/boot1.example/tcp/4801,/dns/boot1.example/udp/4801/quic-v1
-The key of a bootstrap stands in its status file after its first start.`,
+A mesh-bootstrap without a network prints its key when it is started.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			dir, err := operatorDirectory(*operator)
@@ -99,22 +95,10 @@ func (e *environment) networkRosterCommand(operator *string) *cobra.Command {
 			}
 			r := network.Roster()
 			return e.print(r, func(t *tableWriter) {
-				t.row(fmt.Sprintf("version %d, good until %s", r.GetVersion(), r.GetNotAfter().AsTime().Local().Format(time.DateOnly)))
+				t.row(fmt.Sprintf("version %d, %s", r.GetVersion(), goodUntil(r.GetNotAfter().AsTime(), time.Now())))
 				t.row("NAME", "ROLES", "KEY", "ADMITTED", "SIGNS")
 				for _, m := range r.GetMembers() {
-					var roles, signs []string
-					for _, x := range m.GetRoles() {
-						roles = append(roles, roleText(x))
-					}
-					for _, s := range []struct {
-						set  bool
-						name string
-					}{{m.GetSignsCertificates(), "certificates"}, {m.GetSignsGrants(), "grants"}, {m.GetSignsRosters(), "rosters"}} {
-						if s.set {
-							signs = append(signs, s.name)
-						}
-					}
-					t.row(m.GetName(), strings.Join(roles, ","), m.GetKey(), m.GetAdmittedAt().AsTime().Local().Format(time.DateOnly), orDash(strings.Join(signs, ",")))
+					t.row(m.GetName(), rolesText(m.GetRoles()), m.GetKey(), m.GetAdmittedAt().AsTime().Local().Format(time.DateOnly), orDash(strings.Join(powersOf(m), ",")))
 				}
 			})
 		},
@@ -127,6 +111,9 @@ func openNetwork(flag string) (*trust.Network, string, error) {
 		return nil, "", err
 	}
 	network, err := trust.OpenDirectory(filepath.Join(dir, "network"))
+	if err == nil && (network.Roster() == nil || network.Info() == nil) {
+		err = fault.New(fault.FailedPrecondition, "%s holds no roster or no network info: restore it with `cosmicac network restore`", filepath.Join(dir, "network"))
+	}
 	return network, dir, err
 }
 
@@ -153,36 +140,83 @@ func (e *environment) networkInfoCommand(operator *string) *cobra.Command {
 	}
 }
 
-// tokenFile remembers the secrets of tokens made here, so that requests can be
-// told to hold one.
-const tokenFile = "join-tokens"
+// tokenFile remembers the tokens made here, so that requests can be told to hold
+// one; the newest maxTokens of them.
+const (
+	tokenFile = "join-tokens"
+	maxTokens = 256
+)
 
 func (e *environment) networkTokenCommand(operator *string) *cobra.Command {
-	return &cobra.Command{
-		Use: "token", Short: "Make a token for `cosmicac join` on a new host", Args: cobra.NoArgs,
-		RunE: func(*cobra.Command, []string) error {
+	var name, rootKey string
+	var roles []string
+	var approve bool
+	var wait time.Duration
+	c := &cobra.Command{
+		Use:   "token",
+		Short: "Make a token for `cosmicac join` on a new host",
+		Long: `Make a token for "cosmicac join" on a new host. With --name and --roles the host need
+not name them. A token asks; it admits nobody, unless --approve is given: then the
+command stays and admits the first host that shows the token.`,
+		Example: "  cosmicac network token --name worker-in --roles worker",
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if approve && (name == "" || len(roles) == 0) {
+				return usageError{errors.New("--approve admits without asking, so --name and --roles must say what")}
+			}
 			network, dir, err := openNetwork(*operator)
+			if err != nil {
+				return err
+			}
+			wanted, err := parseRoles(roles)
 			if err != nil {
 				return err
 			}
 			secret := make([]byte, 32)
 			if _, err := rand.Read(secret); err != nil {
+				return fault.Wrap(fault.Internal, err, "make a token")
+			}
+			token := &meshv1.JoinToken{NetworkId: network.Info().GetNetworkId(), RootKeys: network.RootKeys(), Bootstraps: network.Info().GetBootstraps(),
+				MinimumRosterVersion: network.Roster().GetVersion(), Secret: secret, Name: name, Roles: wanted, Approved: approve}
+			text := trust.EncodeJoinToken(token)
+			if _, err := trust.DecodeJoinToken(text); err != nil {
 				return err
 			}
-			token := trust.EncodeJoinToken(&meshv1.JoinToken{NetworkId: network.Info().GetNetworkId(), RootKeys: network.RootKeys(),
-				Bootstraps: network.Info().GetBootstraps(), MinimumRosterVersion: network.Roster().GetVersion(), Secret: secret})
-			path := filepath.Join(dir, tokenFile)
-			old, err := os.ReadFile(path)
-			if err != nil && !errors.Is(err, fs.ErrNotExist) {
-				return fault.Wrap(fault.Invalid, err, "read %s", path)
+			if err := keepToken(dir, text); err != nil {
+				return err
 			}
-			if err := renameio.WriteFile(path, append(old, []byte(token+"\n")...), 0o600); err != nil {
-				return fault.Wrap(fault.Invalid, err, "write %s", path)
+			fmt.Fprintln(e.out, text)
+			if len(token.GetBootstraps()) == 0 {
+				fmt.Fprintln(e.err, "the network info names no bootstrap, so nobody can join with it: cosmicac network bootstraps set")
 			}
-			fmt.Fprintln(e.out, token)
-			return nil
+			if !approve {
+				return nil
+			}
+			fmt.Fprintf(e.err, "the first host that shows this token within %s is admitted as %s (%s); end this to end that\n", wait, name, strings.Join(roles, ","))
+			return e.approve(cmd.Context(), *operator, rootKey, token, wait)
 		},
 	}
+	f := c.Flags()
+	f.StringVar(&name, "name", "", "the name that the host is to have, DNS label")
+	f.StringSliceVar(&roles, "roles", nil, "what the host is to be")
+	f.BoolVar(&approve, "approve", false, "stay, and admit the first host that shows the token")
+	f.DurationVar(&wait, "wait", 30*time.Minute, "how long to stay with --approve")
+	rootKeyFlag(c, &rootKey)
+	return c
+}
+
+func keepToken(dir, text string) error {
+	path := filepath.Join(dir, tokenFile)
+	old, err := os.ReadFile(path)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fault.Wrap(fault.Unavailable, err, "read the tokens made here")
+	}
+	lines := append(strings.Fields(string(old)), text)
+	lines = lines[max(0, len(lines)-maxTokens):]
+	if err := renameio.WriteFile(path, []byte(strings.Join(lines, "\n")+"\n"), 0o600); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "keep the token in %s", path)
+	}
+	return nil
 }
 
 // tokens reads the tokens made here.
@@ -192,303 +226,15 @@ func tokens(dir string) ([]*meshv1.JoinToken, error) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fault.Wrap(fault.Invalid, err, "read %s", tokenFile)
+		return nil, fault.Wrap(fault.Unavailable, err, "read the tokens made here")
 	}
 	var out []*meshv1.JoinToken
-	for _, line := range strings.Fields(string(raw)) {
+	for i, line := range strings.Fields(string(raw)) {
 		t, err := trust.DecodeJoinToken(line)
 		if err != nil {
-			return nil, err
+			return nil, fault.Wrap(fault.Invalid, err, "line %d of %s is damaged: remove it, that token is worth nothing then", i+1, filepath.Join(dir, tokenFile))
 		}
 		out = append(out, t)
 	}
 	return out, nil
-}
-
-// eachBootstrap calls every bootstrap and returns the last error if none answered.
-func eachBootstrap(ctx context.Context, node *mesh.Node, f func(ctx context.Context, name string, conn *bootstrapClient) error) error {
-	var last error
-	answered := 0
-	for _, m := range node.Network().ByRole(meshv1.Role_ROLE_BOOTSTRAP) {
-		p, err := peerOf(m)
-		if err != nil {
-			return err
-		}
-		call, cancel := context.WithTimeout(ctx, 15*time.Second)
-		err = f(call, m.GetName(), &bootstrapClient{meshv1.NewNodeClient(node.Client(p)), meshv1.NewJoiningClient(node.Client(p))})
-		cancel()
-		if err != nil {
-			last = fault.Wrap(fault.KindOf(err), err, "bootstrap %s", m.GetName())
-			continue
-		}
-		answered++
-	}
-	if answered == 0 && last == nil {
-		last = fault.New(fault.FailedPrecondition, "the roster has no bootstrap")
-	}
-	if answered > 0 {
-		return nil
-	}
-	return last
-}
-
-type bootstrapClient struct {
-	node    meshv1.NodeClient
-	joining meshv1.JoiningClient
-}
-
-func (e *environment) networkRequestsCommand(operator *string) *cobra.Command {
-	return &cobra.Command{
-		Use: "requests", Short: "Hosts that ask to join", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			return withOperator(cmd.Context(), *operator, func(node *mesh.Node, dir string) error {
-				known, err := tokens(dir)
-				if err != nil {
-					return err
-				}
-				type request struct {
-					Key       string    `json:"key"`
-					Name      string    `json:"name"`
-					Roles     []string  `json:"roles"`
-					Since     time.Time `json:"since"`
-					Address   string    `json:"address"`
-					KnowToken bool      `json:"knows_a_token"`
-				}
-				seen := map[string]bool{}
-				var all []request
-				err = eachBootstrap(cmd.Context(), node, func(ctx context.Context, _ string, b *bootstrapClient) error {
-					r, err := b.joining.ListJoinRequests(ctx, &meshv1.ListJoinRequestsRequest{})
-					if err != nil {
-						return err
-					}
-					for _, q := range r.GetRequests() {
-						if seen[q.GetKey()] {
-							continue
-						}
-						seen[q.GetKey()] = true
-						item := request{Key: q.GetKey(), Name: q.GetName(), Since: q.GetFirstSeenAt().AsTime(), Address: q.GetRemoteAddress()}
-						for _, role := range q.GetRoles() {
-							item.Roles = append(item.Roles, roleText(role))
-						}
-						if id, err := identity.ParseID(q.GetKey()); err == nil {
-							item.KnowToken = slices.ContainsFunc(known, func(t *meshv1.JoinToken) bool { return trust.CheckJoinProof(t.GetSecret(), id, q.GetProof()) })
-						}
-						all = append(all, item)
-					}
-					return nil
-				})
-				if err != nil {
-					return err
-				}
-				return e.print(map[string]any{"requests": all}, func(t *tableWriter) {
-					t.row("NAME", "ROLES", "KEY", "FROM", "SINCE", "HOLDS A TOKEN OF YOURS")
-					for _, q := range all {
-						t.row(q.Name, strings.Join(q.Roles, ","), q.Key, q.Address, age(q.Since, time.Now()), q.KnowToken)
-					}
-				})
-			})
-		},
-	}
-}
-
-func (e *environment) networkAdmitCommand(operator *string) *cobra.Command {
-	var name, rootKey string
-	var roles []string
-	c := &cobra.Command{
-		Use: "admit KEY", Short: "Put a key into the roster", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			id, err := identity.ParseID(args[0])
-			if err != nil {
-				return err
-			}
-			m := &meshv1.Member{Key: id.String(), Name: name, AdmittedAt: timestamppb.Now()}
-			for _, r := range roles {
-				role, err := parseRole(r)
-				if err != nil {
-					return err
-				}
-				m.Roles = append(m.Roles, role)
-				m.SignsCertificates = m.SignsCertificates || role == meshv1.Role_ROLE_ORK
-				m.SignsGrants = m.SignsGrants || role == meshv1.Role_ROLE_APP_NODE
-			}
-			return e.changeRoster(cmd.Context(), *operator, rootKey, func(r *meshv1.Roster) error {
-				for _, old := range r.GetMembers() {
-					if old.GetKey() == m.GetKey() {
-						return fault.New(fault.Conflict, "this key is in the roster already, as %s", old.GetName())
-					}
-				}
-				r.Members = append(r.Members, m)
-				return nil
-			}, "admitted "+name)
-		},
-	}
-	c.Flags().StringVar(&name, "name", "", "a unique name, DNS label")
-	c.Flags().StringSliceVar(&roles, "roles", nil, "what it may be: bootstrap, app-node, ork, worker, proxy, monitor, operator")
-	c.Flags().StringVar(&rootKey, "root-key", "", "root key file (default: root.key of the operator folder)")
-	return c
-}
-
-func (e *environment) networkRevokeCommand(operator *string) *cobra.Command {
-	var rootKey string
-	c := &cobra.Command{
-		Use: "revoke NAME|KEY", Short: "Take a key out of the roster; its links are closed at once", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return e.changeRoster(cmd.Context(), *operator, rootKey, func(r *meshv1.Roster) error {
-				before := len(r.Members)
-				r.Members = slices.DeleteFunc(r.Members, func(m *meshv1.Member) bool { return m.GetName() == args[0] || m.GetKey() == args[0] })
-				if len(r.Members) == before {
-					return fault.New(fault.NotFound, "no member is called %q; see cosmicac network roster", args[0])
-				}
-				return nil
-			}, "revoked "+args[0])
-		},
-	}
-	c.Flags().StringVar(&rootKey, "root-key", "", "root key file (default: root.key of the operator folder)")
-	return c
-}
-
-// changeRoster signs the next version with a root key, keeps it, and hands it
-// to the bootstraps, which spread it.
-func (e *environment) changeRoster(ctx context.Context, flag, rootKey string, change func(*meshv1.Roster) error, done string) error {
-	return withOperator(ctx, flag, func(node *mesh.Node, dir string) error {
-		if rootKey == "" {
-			rootKey = filepath.Join(dir, "root.key")
-		}
-		root, err := identity.Load(rootKey)
-		if err != nil {
-			return err
-		}
-		network := node.Network()
-		// The newest version may have been made on another machine.
-		_ = eachBootstrap(ctx, node, func(ctx context.Context, _ string, b *bootstrapClient) error {
-			r, err := b.node.GetNetwork(ctx, &meshv1.GetNetworkRequest{})
-			if err != nil {
-				return err
-			}
-			_, err = network.Adopt(r.GetRosterEnvelope(), r.GetNetworkInfoEnvelope())
-			return err
-		})
-		roster := proto.CloneOf(network.Roster())
-		if err := change(roster); err != nil {
-			return err
-		}
-		now := time.Now()
-		roster.Version++
-		roster.IssuedAt, roster.NotAfter = timestamppb.New(now), timestamppb.New(now.Add(rosterLife))
-		envelope, err := trust.SealRoster(root, roster)
-		if err != nil {
-			return err
-		}
-		if _, err := network.Adopt(envelope, nil); err != nil {
-			return err
-		}
-		fmt.Fprintf(e.out, "%s: roster version %d\n", done, roster.GetVersion())
-		return eachBootstrap(ctx, node, func(ctx context.Context, name string, b *bootstrapClient) error {
-			r, err := b.node.PutNetwork(ctx, &meshv1.PutNetworkRequest{RosterEnvelope: envelope})
-			if err != nil {
-				fmt.Fprintf(e.err, "%s did not take it yet: %v\n", name, err)
-				return err
-			}
-			fmt.Fprintf(e.out, "%s holds version %d\n", name, r.GetRosterVersion())
-			return nil
-		})
-	})
-}
-
-func (e *environment) joinCommand() *cobra.Command {
-	var state, name string
-	var roles []string
-	var wait time.Duration
-	c := &cobra.Command{
-		Use:     "join TOKEN|-",
-		Short:   "On a new host: ask the network to admit a daemon's key, and wait for it",
-		Example: "  cosmicac join - --state /var/lib/cosmicac/wrk-ork --name ork-2 --roles ork < token",
-		Args:    cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			text := args[0]
-			if text == "-" {
-				var err error
-				if text, err = e.readSecret("token"); err != nil {
-					return err
-				}
-			}
-			token, err := trust.DecodeJoinToken(text)
-			if err != nil {
-				return err
-			}
-			var wanted []meshv1.Role
-			for _, r := range roles {
-				role, err := parseRole(r)
-				if err != nil {
-					return err
-				}
-				wanted = append(wanted, role)
-			}
-			if err := os.MkdirAll(state, 0o700); err != nil {
-				return fault.Wrap(fault.Invalid, err, "make state folder %s", state)
-			}
-			key, err := identity.LoadOrCreate(filepath.Join(state, "identity.key"))
-			if err != nil {
-				return err
-			}
-			network, err := trust.Join(filepath.Join(state, "network"), token)
-			if err != nil {
-				return err
-			}
-			fmt.Fprintf(e.out, "this host's key is %s\nadmit it with: cosmicac network admit %s --name %s --roles %s\n", key.ID(), key.ID(), name, strings.Join(roles, ","))
-			ctx, cancel := context.WithTimeout(cmd.Context(), wait)
-			defer cancel()
-			node, err := mesh.New(ctx, mesh.Options{Key: key, Network: network, Credential: mesh.Guest(), Bootstraps: token.GetBootstraps()})
-			if err != nil {
-				return err
-			}
-			if err := node.Start(ctx); err != nil {
-				return err
-			}
-			defer func() { _ = node.Close(context.WithoutCancel(ctx)) }()
-			request := &meshv1.RequestJoinRequest{Name: name, Roles: wanted, Proof: trust.JoinProof(token.GetSecret(), key.ID())}
-			var last error
-			for {
-				for _, b := range token.GetBootstraps() {
-					p, err := identity.ParseID(b.GetKey())
-					if err != nil {
-						return err
-					}
-					r, err := meshv1.NewJoiningClient(node.Client(p, b.GetAddresses()...)).RequestJoin(ctx, request)
-					if err != nil {
-						last = err
-						continue
-					}
-					last = nil
-					if r.GetAdmitted() {
-						if err := network.AdoptGenesis(r.GetGenesisEnvelope()); err != nil {
-							return err
-						}
-						if _, err := network.Adopt(r.GetRosterEnvelope(), r.GetNetworkInfoEnvelope()); err != nil {
-							return err
-						}
-						fmt.Fprintf(e.out, "admitted by roster version %d; the daemon can start\n", network.Roster().GetVersion())
-						return nil
-					}
-				}
-				select {
-				case <-ctx.Done():
-					if last != nil {
-						return fault.Wrap(fault.KindOf(last), last, "no bootstrap took the request")
-					}
-					return fault.New(fault.Timeout, "not admitted within %s; the request stands, run join again later", wait)
-				case <-time.After(2 * time.Second):
-				}
-			}
-		},
-	}
-	f := c.Flags()
-	f.StringVar(&state, "state", "", "the daemon's state folder")
-	f.StringVar(&name, "name", "", "a unique name for it, DNS label")
-	f.StringSliceVar(&roles, "roles", nil, "the roles it asks for")
-	f.DurationVar(&wait, "wait", 30*time.Minute, "how long to wait for admission")
-	_ = c.MarkFlagRequired("state")
-	_ = c.MarkFlagRequired("name")
-	_ = c.MarkFlagRequired("roles")
-	return c
 }

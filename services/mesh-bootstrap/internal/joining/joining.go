@@ -108,18 +108,20 @@ func (d *Desk) RequestJoin(ctx context.Context, in *meshv1.RequestJoinRequest) (
 	if !ok {
 		return nil, fault.New(fault.Denied, "ask to join: the caller is not known")
 	}
-	if err := d.file(caller, in); err != nil {
+	first, err := d.file(caller, in)
+	if err != nil {
 		return nil, err
 	}
 	if _, ok := d.network.Member(caller.ID); !ok {
-		return &meshv1.RequestJoinResponse{}, nil
+		return &meshv1.RequestJoinResponse{FirstSeenAt: timestamppb.New(first)}, nil
 	}
 	return &meshv1.RequestJoinResponse{
 		Admitted: true, RosterEnvelope: d.network.RosterEnvelope(), NetworkInfoEnvelope: d.network.InfoEnvelope(), GenesisEnvelope: d.network.Genesis(),
 	}, nil
 }
 
-func (d *Desk) file(caller mesh.Caller, in *meshv1.RequestJoinRequest) error {
+// file returns when the request that stands now was first heard.
+func (d *Desk) file(caller mesh.Caller, in *meshv1.RequestJoinRequest) (first time.Time, err error) {
 	var wrong []fault.Detail
 	if !label.MatchString(in.GetName()) {
 		wrong = append(wrong, fault.Detail{Field: "name", Rule: "must be a DNS label: a-z, 0-9 and -, at most 63"})
@@ -131,23 +133,23 @@ func (d *Desk) file(caller mesh.Caller, in *meshv1.RequestJoinRequest) error {
 		wrong = append(wrong, fault.Detail{Field: "proof", Rule: "at most 64 bytes"})
 	}
 	if len(wrong) > 0 {
-		return fault.New(fault.Invalid, "ask to join: the request is malformed").With(wrong...)
+		return first, fault.New(fault.Invalid, "ask to join: the request is malformed").With(wrong...)
 	}
 	from := prefixOf(caller.Address)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	now := d.clock()
 	if !d.pace(from).AllowN(now, 1) {
-		return fault.New(fault.Exhausted, "ask to join: too many requests from this address, try again in a minute")
+		return first, fault.New(fault.Exhausted, "ask to join: too many requests from this address, try again in a minute")
 	}
 	d.sweep(now)
 	key := caller.ID.String()
 	if _, ok := d.network.Member(caller.ID); ok {
 		if _, open := d.requests[key]; open {
 			delete(d.requests, key)
-			return d.save()
+			return first, d.save()
 		}
-		return nil
+		return first, nil
 	}
 	r := d.requests[key]
 	if r == nil {
@@ -158,7 +160,7 @@ func (d *Desk) file(caller mesh.Caller, in *meshv1.RequestJoinRequest) error {
 			}
 		}
 		if len(d.requests) >= MaxRequests || same >= MaxPerPrefix {
-			return fault.New(fault.Exhausted, "ask to join: too many requests are open; an operator must look at them")
+			return first, fault.New(fault.Exhausted, "ask to join: too many requests are open; an operator must look at them")
 		}
 		r = &request{First: now}
 		d.requests[key] = r
@@ -173,9 +175,9 @@ func (d *Desk) file(caller mesh.Caller, in *meshv1.RequestJoinRequest) error {
 	fresh := now.Sub(r.Last) < time.Hour
 	*r = next
 	if same && fresh {
-		return nil // asked again, nothing new worth a write
+		return r.First, nil // asked again, nothing new worth a write
 	}
-	return d.save()
+	return r.First, d.save()
 }
 
 // ListJoinRequests lists the open requests, oldest first.
