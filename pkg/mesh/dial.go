@@ -218,7 +218,7 @@ func shortError(err error) string {
 	case errors.Is(err, swarm.ErrNoTransport):
 		return "no transport for it"
 	}
-	text, _, _ := strings.Cut(clean(err.Error()), " (all of it: ")
+	text := withoutLines(err)
 	for code, words := range relayWords {
 		if strings.Contains(text, code) {
 			return words

@@ -106,7 +106,7 @@ func (n *Node) supervise(ctx context.Context, p peer.ID, k *keeping) {
 // do, and agents once they have a certificate to show there.
 func (n *Node) usesBootstraps() bool {
 	kind := n.credential().kind
-	return kind == showsCertificate || (kind == showsRoster && n.kad != nil)
+	return kind == showsCertificate || (kind == showsRoster && n.o.DHT != DHTOff)
 }
 
 // keepBootstraps keeps a link to every bootstrap of the network, as they move.

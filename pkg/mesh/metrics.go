@@ -61,7 +61,7 @@ func (m *metrics) register(registry prometheus.Registerer, n *Node) error {
 }
 
 func (m *metrics) dial(transport, result string) { m.dials.WithLabelValues(transport, result).Inc() }
-func (m *metrics) way(name, result string)       { m.ways.WithLabelValues(name, label(result)).Inc() }
+func (m *metrics) way(name, result string)       { m.ways.WithLabelValues(label(name), label(result)).Inc() }
 func (m *metrics) admit(direction string, err error) {
 	m.admits.WithLabelValues(direction, kindLabel(err)).Inc()
 }

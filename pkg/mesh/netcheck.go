@@ -137,19 +137,20 @@ func (n *Node) callBootstrap(ctx context.Context, p peer.ID, check *meshv1.Boots
 	}
 }
 
-// reservations are the relays that hold one for this node.
+// reservations are the relays that hold one for this node. The library tells it
+// by protecting their connections; of relays at private addresses it announces
+// nothing.
 func (n *Node) reservations() []*meshv1.RelayReservation {
+	if !n.o.Private {
+		return nil
+	}
 	var list []*meshv1.RelayReservation
-	for _, a := range n.host.Addrs() {
-		if !isRelayed(a) {
+	for _, b := range n.bootstraps() {
+		if !n.host.ConnManager().IsProtected(b.ID, "autorelay") {
 			continue
 		}
-		relay := relayOf(a)
-		if slices.ContainsFunc(list, func(r *meshv1.RelayReservation) bool { return r.GetRelayKey() == relay.String() }) {
-			continue // one relay has several addresses
-		}
-		r := &meshv1.RelayReservation{RelayKey: relay.String(), Address: a.String()}
-		if m, ok := n.network.Known(relay); ok {
+		r := &meshv1.RelayReservation{RelayKey: b.ID.String(), Address: "/p2p/" + b.ID.String() + "/p2p-circuit"}
+		if m, ok := n.network.Known(b.ID); ok {
 			r.RelayName = m.GetName()
 		}
 		list = append(list, r)

@@ -162,19 +162,20 @@ func (w *wayRecord) end(won *session, err error) {
 	}
 }
 
-// dial is the dial of an address that the way made, or shared with one before it:
-// the first that had not ended when the way began.
-func (w *wayRecord) dial(a ma.Multiaddr) (undialed *dialRecord) {
+// dial is the dial of an address that the way made or shares: the first that had
+// not ended when the way began, else the last before, which the library does not
+// repeat while any dial of the peer runs.
+func (w *wayRecord) dial(a ma.Multiaddr) (earlier *dialRecord) {
 	for _, d := range w.search.dials {
-		switch {
-		case !d.address.Equal(a):
-		case d.began.IsZero():
-			undialed = d
-		case !d.ended || !d.began.Add(d.took).Before(w.began):
+		if !d.address.Equal(a) {
+			continue
+		}
+		if !d.ended || !d.began.Add(d.took).Before(w.began) {
 			return d
 		}
+		earlier = d
 	}
-	return undialed
+	return earlier
 }
 
 func (s *search) add(d *dialRecord) {
@@ -262,7 +263,7 @@ func (s *search) describe() *meshv1.PeerTrace {
 		w.Addresses = append(w.Addresses, s.describeDial(d.address, d))
 	}
 	if s.err != nil {
-		t.FaultKind, t.Message = string(fault.KindOf(s.err)), clean(s.err.Error())
+		t.FaultKind, t.Message = string(fault.KindOf(s.err)), withoutLines(s.err)
 	}
 	return t
 }
@@ -309,7 +310,7 @@ func (s *search) carries(a ma.Multiaddr) bool {
 func (s *search) lines() string {
 	t := s.describe()
 	var b strings.Builder
-	fmt.Fprintf(&b, " (all of it: %s)", s.hint())
+	b.WriteString(linesBegin + s.hint() + ")")
 	empty := true
 	for _, w := range t.Ways {
 		var parts []string
@@ -318,7 +319,7 @@ func (s *search) lines() string {
 				parts = append(parts, fmt.Sprintf("%d more", len(w.Addresses)-i))
 				break
 			}
-			parts = append(parts, s.shortAddress(a.Address)+" "+cmp.Or(a.Reason, a.Result))
+			parts = append(parts, fmt.Sprintf("%s (%s)", s.shortAddress(a.Address), cmp.Or(a.Reason, a.Result)))
 		}
 		if w.Reason != "" {
 			parts = append(parts, w.Reason)
@@ -332,6 +333,15 @@ func (s *search) lines() string {
 		b.WriteString("\n  no address is known")
 	}
 	return b.String()
+}
+
+// linesBegin stands before the lines, so that they can be left out where the whole
+// search is shown beside.
+const linesBegin = " (all of it: "
+
+func withoutLines(err error) string {
+	text, _, _ := strings.Cut(err.Error(), linesBegin)
+	return clean(text)
 }
 
 // hint is the command that shows the whole search.
@@ -384,7 +394,7 @@ func (n *Node) Trace(ctx context.Context, p peer.ID) *meshv1.PeerTrace {
 	t.Reused = standing != nil && !standing.relayed
 	t.FaultKind, t.Message = "", ""
 	if err != nil {
-		t.FaultKind, t.Message = string(fault.KindOf(err)), clean(err.Error())
+		t.FaultKind, t.Message = string(fault.KindOf(err)), withoutLines(err)
 		return t
 	}
 	t.Path = n.Path(ctx, p)
