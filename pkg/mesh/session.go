@@ -34,6 +34,7 @@ type session struct {
 	asking  atomic.Int32 // introductions of this node that run
 	rtt     atomic.Int64 // nanoseconds of the last ping
 	streams atomic.Int32 // open streams of the mesh, both ways
+	pace    pacer        // of this side's bulk
 
 	mu         sync.Mutex
 	who        *Caller // the peer, once this node admitted it

@@ -5,9 +5,9 @@ import (
 	"errors"
 	"io"
 	"net"
-	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -261,7 +261,7 @@ func (n *Node) openRPC(ctx context.Context, p peer.ID) (net.Conn, error) {
 // openCalls opens the stream of calls; kind unsupported says that calls to p take
 // gRPC: the peer is of an older version, or has no such stream for this node.
 func (n *Node) openCalls(ctx context.Context, p peer.ID) (net.Conn, error) {
-	if kind := n.credential().kind; n.o.GRPCOnly || (kind != showsRoster && kind != showsCertificate) {
+	if kind := n.credential().kind; n.o.GRPCOnly || (kind != showsRoster && kind != showsCertificate) || n.showsTokenTo(p) {
 		return nil, fault.New(fault.Unsupported, "this node opens no streams of calls")
 	}
 	if p == n.id {
@@ -393,13 +393,20 @@ type wire struct {
 	n       *Node
 	session *session
 	bulk    bool
+	paced   bool
 	once    sync.Once
+	closed  chan struct{} // of bulk
+	writing atomic.Int32
 	ended   func()
 }
 
 func (n *Node) wire(stream network.Stream, s *session, bulk bool) *wire {
 	s.streams.Add(1)
-	return &wire{Stream: stream, n: n, session: s, bulk: bulk}
+	w := &wire{Stream: stream, n: n, session: s, bulk: bulk}
+	if bulk {
+		w.paced, w.closed = s.transport() == "tcp", make(chan struct{})
+	}
+	return w
 }
 
 func (w *wire) LocalAddr() net.Addr  { return &addr{id: w.n.id} }
@@ -423,19 +430,24 @@ func (w *wire) Read(b []byte) (int, error) {
 }
 
 func (w *wire) Write(b []byte) (int, error) {
-	if !w.bulk || len(b) <= chunk {
+	w.writing.Add(1)
+	defer w.writing.Add(-1)
+	if !w.bulk {
 		k, err := w.Stream.Write(b)
 		return k, w.classify(err)
 	}
 	var sent int
 	for len(b) > 0 {
-		k, err := w.Stream.Write(b[:min(chunk, len(b))])
+		part := b[:min(chunk, len(b))]
+		if w.paced {
+			w.session.pace.enter(w.n, w.session, int64(len(part)), w.closed)
+		}
+		k, err := w.Stream.Write(part)
 		sent += k
 		if err != nil {
 			return sent, w.classify(err)
 		}
 		b = b[k:]
-		runtime.Gosched()
 	}
 	return sent, nil
 }
@@ -443,15 +455,24 @@ func (w *wire) Write(b []byte) (int, error) {
 func (w *wire) finish() {
 	w.once.Do(func() {
 		w.session.streams.Add(-1)
+		if w.closed != nil {
+			close(w.closed)
+		}
 		if w.ended != nil {
 			w.ended()
 		}
 	})
 }
 
-// Close ends both ways. Errors of a peer that closed first are not errors.
+// Close ends both ways. Errors of a peer that closed first are not errors. A Write
+// that waits for the peer is cut short, and the peer sees that: a QUIC stream's own
+// Close would leave it waiting, and a plain end would look whole.
 func (w *wire) Close() error {
 	w.finish()
+	if w.writing.Load() > 0 {
+		_ = w.Stream.Reset()
+		return nil
+	}
 	_ = w.Stream.Close()
 	return nil
 }
