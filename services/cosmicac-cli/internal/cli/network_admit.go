@@ -141,6 +141,9 @@ func (s *session) request(ctx context.Context, what string) (joinRequest, error)
 	case 0:
 		return joinRequest{}, fault.New(fault.NotFound, "no open request is of %q; see cosmicac network requests", what)
 	case 1:
+		if r := found[0]; r.id != id && r.Words != strings.ToLower(what) && !r.KnowToken {
+			return joinRequest{}, fault.New(fault.Denied, "who asks as %q holds no token of yours, and anybody can take that name: name it by its words %s once you have compared them", what, r.Words)
+		}
 		return found[0], nil
 	}
 	return joinRequest{}, fault.New(fault.Conflict, "%d keys ask as %q: name the one you mean by its words or its key; see cosmicac network requests", len(found), what)

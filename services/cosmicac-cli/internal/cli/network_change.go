@@ -46,9 +46,6 @@ func (s *session) change(ctx context.Context, how signing, rootOnly bool, plan f
 		return err
 	}
 	now := time.Now()
-	for _, line := range describe(r, s.network, now) {
-		fmt.Fprintf(s.out, "  %s\n", line)
-	}
 	if how.request != "" {
 		text, err := trust.EncodeFile(r)
 		if err != nil {
@@ -57,6 +54,7 @@ func (s *session) change(ctx context.Context, how signing, rootOnly bool, plan f
 		if err := writeNew(how.request, text, 0o644); err != nil {
 			return err
 		}
+		s.show(describe(r, s.network, now.Add(trust.RosterLife), now))
 		fmt.Fprintf(s.out, "nothing is signed yet. Take %s to where a root key is, then: cosmicac network sign %s\n", how.request, filepath.Base(how.request))
 		return nil
 	}
@@ -66,10 +64,28 @@ func (s *session) change(ctx context.Context, how signing, rootOnly bool, plan f
 	}
 	signed, err := s.sign(r, key, s.dir, now)
 	if err != nil {
+		if !s.network.IsRoot(key.ID()) {
+			err = fault.Wrap(fault.KindOf(err), err, "%s is no root key and cannot sign this; name one with --root-key, or use --request FILE", path)
+		}
 		return err
 	}
+	until := s.network.RosterNotAfter()
+	if len(signed.GetRosterEnvelope()) > 0 {
+		roster, err := trust.OpenRoster(signed.GetRosterEnvelope())
+		if err != nil {
+			return err
+		}
+		until = roster.GetNotAfter().AsTime()
+	}
+	s.show(describe(r, s.network, until, now))
 	fmt.Fprintf(s.out, "signed with %s\n", path)
 	return s.apply(ctx, signed)
+}
+
+func (e *environment) show(lines []string) {
+	for _, line := range lines {
+		fmt.Fprintf(e.out, "  %s\n", line)
+	}
 }
 
 // sign signs a request; the new root keys of a rotation are made and kept in dir

@@ -3,6 +3,7 @@ package cli
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -89,9 +90,7 @@ network/ in it, requests that build on something older than that are refused.`,
 			}
 			now := time.Now()
 			fmt.Fprintf(e.out, "network %s (%s); signed, this\n", printable(g.GetName()), base.ID())
-			for _, line := range describe(r, base, now) {
-				fmt.Fprintf(e.out, "  %s\n", line)
-			}
+			e.show(describe(r, base, now.Add(trust.RosterLife), now))
 			if !yes {
 				fmt.Fprintf(e.out, "sign it with %s? [y/N] ", path)
 				answer, err := bufio.NewReader(e.in).ReadString('\n')
@@ -179,9 +178,7 @@ func (e *environment) networkApplyCommand(operator *string) *cobra.Command {
 				before := contentOf(s.network)
 				if after, err := trust.OpenRecords(s.network.Records()); err == nil {
 					if _, err := after.Apply(signed); err == nil {
-						for _, line := range differences(before, contentOf(after)) {
-							fmt.Fprintf(e.out, "  %s\n", line)
-						}
+						e.show(differences(before, contentOf(after)))
 					}
 				}
 				return s.apply(cmd.Context(), signed)
@@ -192,6 +189,7 @@ func (e *environment) networkApplyCommand(operator *string) *cobra.Command {
 
 func (e *environment) networkExportCommand(operator *string) *cobra.Command {
 	var withKeys bool
+	var state string
 	c := &cobra.Command{
 		Use:   "export FILE|-",
 		Short: "Write everything to found the network elsewhere into one file",
@@ -200,10 +198,14 @@ network folder of a daemon from with "cosmicac network restore". It holds no sec
 
 With --with-keys it also holds the private keys of the operator folder, the daemons'
 shared key and the join tokens. It is then encrypted under a passphrase, in the form that
-"age --decrypt" reads, too.`,
+"age --decrypt" reads, too. With --state the records come from a daemon's state folder:
+every daemon holds the newest.`,
 		Args: cobra.ExactArgs(1),
 		RunE: func(_ *cobra.Command, args []string) error {
-			network, dir, err := openNetwork(*operator)
+			if state != "" && withKeys {
+				return usageError{errors.New("a daemon's key stays in its folder: --with-keys is for an operator folder")}
+			}
+			network, dir, err := openNetwork(cmp.Or(state, *operator))
 			if err != nil {
 				return err
 			}
@@ -237,6 +239,7 @@ shared key and the join tokens. It is then encrypted under a passphrase, in the 
 		},
 	}
 	c.Flags().BoolVar(&withKeys, "with-keys", false, "with the private keys, encrypted under a passphrase")
+	c.Flags().StringVar(&state, "state", "", "a daemon's state folder, in place of an operator folder")
 	return c
 }
 

@@ -107,15 +107,15 @@ func differences(from, to content) []string {
 	return lines
 }
 
-// describe says what a request asks for.
-func describe(r *meshv1.ChangeRequest, base *trust.Network, now time.Time) []string {
+// describe says what a request asks for, with a roster that is good until then.
+func describe(r *meshv1.ChangeRequest, base *trust.Network, until, now time.Time) []string {
 	lines := differences(contentOf(base), asked(r, base))
 	if r.GetRotateRootKeys() {
 		lines = append(lines, "makes new root keys where it is signed, and takes all power from root key "+strings.Join(base.RootKeys(), ", "))
 	}
 	if r.GetSignRoster() || r.GetRotateRootKeys() {
 		lines = append(lines, fmt.Sprintf("roster version %d becomes %d, %s; it was %s", base.Roster().GetVersion(), base.Roster().GetVersion()+1,
-			goodUntil(now.Add(trust.RosterLife), now), goodUntil(base.RosterNotAfter(), now)))
+			goodUntil(until, now), goodUntil(base.RosterNotAfter(), now)))
 	}
 	if r.GetSignNetworkInfo() || r.GetRotateRootKeys() {
 		lines = append(lines, fmt.Sprintf("network info %d becomes %d", base.Info().GetSequence(), base.Info().GetSequence()+1))
