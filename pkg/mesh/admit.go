@@ -10,6 +10,7 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/mesh/internal/frame"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/multiformats/go-multistream"
 )
 
@@ -184,10 +185,18 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 // among them, could not be told from a thief of the token.
 func (n *Node) unjoined(s *session) error {
 	own := n.credential()
-	if own.kind != showsToken || (own.taker == s.peer && !s.inbound) {
+	if own.kind != showsToken || (own.tokenFor(s.peer) != "" && !s.inbound) {
 		return nil
 	}
 	return fault.New(fault.Unavailable, "this agent has not joined yet and speaks to wrk-ork alone; try again in a moment")
+}
+
+// tokenFor is the join token if p is the one to whom it is shown.
+func (c Credential) tokenFor(p peer.ID) string {
+	if c.taker != p {
+		return ""
+	}
+	return c.token
 }
 
 // admit records the admission of a peer and looks at it again: a Recheck that ran
@@ -249,8 +258,8 @@ func clean(text string) string {
 // a bigger roster is offered after admission.
 func (n *Node) credentialForDial(s *session) *meshv1.Credential {
 	c := n.baseCredential()
-	if own := n.credential(); own.token != "" && own.taker == s.peer && !s.inbound {
-		c.Kind = &meshv1.Credential_JoinToken{JoinToken: own.token}
+	if token := n.credential().tokenFor(s.peer); token != "" && !s.inbound {
+		c.Kind = &meshv1.Credential_JoinToken{JoinToken: token}
 	}
 	if r := n.network.RosterEnvelope(); n.credential().kind == showsRoster && len(r) <= dialerRoster {
 		c.Kind = &meshv1.Credential_RosterEnvelope{RosterEnvelope: r}

@@ -261,7 +261,8 @@ func (n *Node) openRPC(ctx context.Context, p peer.ID) (net.Conn, error) {
 // openCalls opens the stream of calls; kind unsupported says that calls to p take
 // gRPC: the peer is of an older version, or has no such stream for this node.
 func (n *Node) openCalls(ctx context.Context, p peer.ID) (net.Conn, error) {
-	if kind := n.credential().kind; n.o.GRPCOnly || (kind != showsRoster && kind != showsCertificate) || n.showsTokenTo(p) {
+	own := n.credential()
+	if n.o.GRPCOnly || (own.kind != showsRoster && own.kind != showsCertificate) || own.tokenFor(p) != "" {
 		return nil, fault.New(fault.Unsupported, "this node opens no streams of calls")
 	}
 	if p == n.id {
