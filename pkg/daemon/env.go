@@ -61,6 +61,8 @@ type Env struct {
 	http     []string
 	beats    map[string]*beat
 
+	relayed, refusing, skewed subjects // of warnings that hold
+
 	ready   atomic.Bool
 	running sync.WaitGroup
 	fatal   chan error    // first one counts

@@ -128,6 +128,7 @@ func (e *Env) StartMesh(ctx context.Context) error {
 	e.mu.Lock()
 	e.started = true
 	e.mu.Unlock()
+	e.Go("network check", e.checkNetworkLoop)
 	e.touch()
 	return nil
 }

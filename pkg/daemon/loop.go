@@ -128,6 +128,9 @@ func (e *Env) watch() {
 		others, reached := e.bootstraps()
 		raise(others > 0 && reached == 0, health.NoBootstrapReachable, others, "no connection to any")
 	}
+	if n := e.meshNode(); n != nil {
+		e.watchPeers(n, now)
+	}
 	var fs unix.Statfs_t
 	if err := unix.Statfs(e.StateDirectory, &fs); err == nil {
 		free := fs.Bavail * uint64(fs.Bsize)

@@ -3,9 +3,14 @@ package daemon
 import (
 	"bytes"
 	"context"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protodesc"
+	"google.golang.org/protobuf/types/descriptorpb"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/health"
@@ -56,13 +61,52 @@ func ask(t *testing.T, ctx context.Context, env *Env, s *site, c meshv1.NodeClie
 		t.Errorf("info: %v, %v", info, err)
 	}
 	metrics, err := c.GetMetrics(ctx, &meshv1.GetMetricsRequest{})
-	for _, want := range []string{"cosmicac_build_info{", "go_goroutines", "process_resident_memory_bytes", "cosmicac_ready 1"} {
+	for _, want := range []string{"cosmicac_build_info{", "go_goroutines", "process_resident_memory_bytes", "cosmicac_ready 1", "cosmicac_mesh_kept_peers{path=\"away\"} 0"} {
 		if err != nil || !strings.Contains(string(metrics.GetExposition()), want) {
 			t.Errorf("metrics lack %s: %v", want, err)
 		}
 	}
 	if _, err := c.ListPeers(ctx, &meshv1.ListPeersRequest{}); err != nil {
 		t.Errorf("peers: %v", err)
+	}
+
+	served, err := c.ListServices(ctx, &meshv1.ListServicesRequest{})
+	var set descriptorpb.FileDescriptorSet
+	if err != nil || !slices.Contains(served.GetServices(), "cosmicac.mesh.v1.Node") || proto.Unmarshal(served.GetFileDescriptorSet(), &set) != nil {
+		t.Fatalf("services: %v, %v", served.GetServices(), err)
+	}
+	files, err := protodesc.NewFiles(&set)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := files.FindDescriptorByName("cosmicac.mesh.v1.Node.RunSpeedTest"); err != nil {
+		t.Errorf("the descriptors lack a method: %v", err)
+	}
+	if checked, err := c.CheckNetwork(ctx, &meshv1.CheckNetworkRequest{}); err != nil || len(checked.GetListenAddresses()) == 0 {
+		t.Errorf("check: %v, %v", checked, err)
+	}
+	stranger := newIdentity(t).ID().String()
+	if r, err := c.TracePeer(ctx, &meshv1.TracePeerRequest{Key: stranger}); err != nil || r.GetTrace().GetFaultKind() != string(fault.Unreachable) {
+		t.Errorf("trace: %v, %v", r, err)
+	}
+	if _, err := c.PingPeer(ctx, &meshv1.PingPeerRequest{Key: stranger}); !fault.Is(err, fault.Unreachable) {
+		t.Errorf("ping of nobody: %v", err)
+	}
+	for _, key := range []string{"", "nonsense", env.Key.ID().String()} {
+		_, traced := c.TracePeer(ctx, &meshv1.TracePeerRequest{Key: key})
+		_, pinged := c.PingPeer(ctx, &meshv1.PingPeerRequest{Key: key})
+		_, tested := c.RunSpeedTest(ctx, &meshv1.RunSpeedTestRequest{Key: key})
+		for _, err := range []error{traced, pinged, tested} {
+			if d := fault.DetailsOf(err); !fault.Is(err, fault.Invalid) || len(d) != 1 || d[0].Field != "key" {
+				t.Errorf("key %q: %v", key, err)
+			}
+		}
+	}
+	if _, err := c.PingPeer(ctx, &meshv1.PingPeerRequest{Key: stranger, Count: 1000}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("a thousand pings: %v", err)
+	}
+	if _, err := c.RunSpeedTest(ctx, &meshv1.RunSpeedTestRequest{Key: stranger, Seconds: 3600}); !fault.Is(err, fault.Invalid) {
+		t.Errorf("an hour of speed test: %v", err)
 	}
 
 	logs, err := c.StreamLogs(ctx, &meshv1.StreamLogsRequest{Tail: 1, Follow: true})

@@ -46,6 +46,16 @@ const (
 	ScrapeFailing Code = "scrape_failing"
 	// Undeclared: a defect, a code outside this list was raised.
 	Undeclared Code = "undeclared"
+	// CertificateNotRenewed: Raise(code, until when it is good, error).
+	CertificateNotRenewed Code = "certificate_not_renewed"
+	// RelayedOnly: RaiseFor(code, peer, peer's name, peer's name).
+	RelayedOnly Code = "relayed_only"
+	// UDPBlocked: Raise(code, this node's name).
+	UDPBlocked Code = "udp_blocked"
+	// PeersRefused: Raise(code, how many, the last one's key, reason).
+	PeersRefused Code = "peers_refused"
+	// RefusedByPeer: RaiseFor(code, peer, peer's name, reason).
+	RefusedByPeer Code = "refused_by_peer"
 )
 
 var declared = []Warning{
@@ -71,6 +81,11 @@ var declared = []Warning{
 	{ProxyWithoutKeys, Error, "the proxy holds no API keys yet: %s", "see that app-node runs and is reachable"},
 	{ScrapeFailing, Warn, "metrics of %s cannot be read: %s", "see that the daemon runs"},
 	{Undeclared, Error, "warning %s was raised that is not in the list of pkg/health", "report this as a defect"},
+	{CertificateNotRenewed, Warn, "the job certificate, good until %s, could not be renewed: %s", "see that wrk-ork runs and that this VM reaches it; it is tried again by itself, and shells go on meanwhile"},
+	{RelayedOnly, Warn, "%s is reached through a relay only, which is slower", "open the mesh port of one of the two hosts to the other, in TCP and UDP; `cosmicac mesh trace %s` tells what was tried"},
+	{UDPBlocked, Warn, "TCP gets through to the bootstraps and QUIC does not: UDP is blocked on the way", "let UDP out of this host to the bootstraps' mesh ports and its answers in; without it no hole is punched through a NAT; `cosmicac mesh netcheck --from %s` tells more"},
+	{PeersRefused, Warn, "%s introductions were refused lately, the last of key %s: %s", "admit the key if it is yours: `cosmicac network admit`; if not, the log says where it comes from"},
+	{RefusedByPeer, Error, "%s refuses this node: %s", "see that both hold the newest roster and that it lists this node's key: `cosmicac network roster`, `cosmicac doctor`"},
 }
 
 var byCode = func() map[Code]Warning {

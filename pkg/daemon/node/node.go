@@ -12,6 +12,7 @@ import (
 	"os"
 	"time"
 
+	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/common/expfmt"
 	"google.golang.org/grpc"
@@ -38,8 +39,15 @@ const (
 
 // Mesh is what the service asks of the node in the mesh.
 type Mesh interface {
+	ID() peer.ID
 	Addresses() []string
 	Peers() []*meshv1.Peer
+	Services() []string
+	Client(p peer.ID, addrs ...string) grpc.ClientConnInterface
+	Path(ctx context.Context, p peer.ID) *meshv1.Peer
+	Trace(ctx context.Context, p peer.ID) *meshv1.PeerTrace
+	CheckNetwork(ctx context.Context) *meshv1.CheckNetworkResponse
+	SpeedTest(ctx context.Context, p peer.ID, d time.Duration, bytes uint64) (*meshv1.RunSpeedTestResponse, error)
 }
 
 // Service implements mesh.v1.Node. Its fields are set before it is registered.
