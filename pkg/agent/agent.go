@@ -15,7 +15,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cosmicac/cosmicac/pkg/daemon/node"
-	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/health"
 	"github.com/cosmicac/cosmicac/pkg/identity"
 	"github.com/cosmicac/cosmicac/pkg/log"
@@ -65,8 +64,6 @@ type Work interface {
 	// StopGrace bounds that drain when the agent is stopped. The unit of the VM
 	// allows 45 s in all before it kills.
 	StopGrace() time.Duration
-	// Revoke ends what rests on a grant of an epoch below minimum.
-	Revoke(minimum uint64)
 	// Describe adds the work's own part to a report and to the card. Either may be nil.
 	Describe(report *agentv1.Report, card *meshv1.Card)
 	// Gatherer adds metrics to the agent's own; nil for none.
@@ -83,6 +80,7 @@ type Agent struct {
 	log     hclog.Logger
 	metrics *prometheus.Registry
 	health  *health.Set
+	revoked revocations
 	ork     peer.ID
 	node    *mesh.Node
 	work    Work
@@ -97,7 +95,6 @@ type Agent struct {
 	exitCode int32
 	gpus     []*agentv1.Gpu
 	sequence uint64
-	epoch    uint64
 	draining bool
 	tasks    sync.WaitGroup
 }
@@ -141,7 +138,7 @@ func New(o Options) (*Agent, error) {
 			a.log.Warn("a kept record is not used", "reason", err)
 		}
 	}
-	a.epoch = a.state.epoch()
+	a.loadRevocations()
 	return a, nil
 }
 
@@ -224,13 +221,6 @@ func (a *Agent) Report() *agentv1.Report {
 	return r
 }
 
-// MinimumEpoch is the lowest epoch that a grant may have.
-func (a *Agent) MinimumEpoch() uint64 {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.epoch
-}
-
 // Draining tells whether the agent was told to finish.
 func (a *Agent) Draining() bool {
 	a.mu.Lock()
@@ -248,12 +238,12 @@ func (a *Agent) Run(ctx context.Context, work Work) error {
 	a.work = work
 	a.mu.Unlock()
 	seed := a.o.Seed
-	credential, enrolled := a.credential()
+	credential, held := a.credential()
 	n, err := mesh.New(ctx, mesh.Options{
 		Key: a.key, Network: a.network, Credential: credential, Listen: listenOn(seed), Bootstraps: seed.GetBootstraps(),
 		Name: meshName(seed.GetAttemptId()), Version: a.o.Version, Features: seed.GetFeatures(), StateDirectory: a.o.StateDirectory,
 		// A VM's address is mostly its host's secret; a simulated one is a process on this host.
-		Private: !seed.GetSimulated(), DHT: mesh.DHTOff, Vet: a.vet, Card: a.completeCard, Log: a.log.Named("mesh"), Clock: a.o.Now,
+		Private: !seed.GetSimulated(), DHT: mesh.DHTOff, Vet: a.revoked.check, Card: a.completeCard, Log: a.log.Named("mesh"), Clock: a.o.Now,
 	})
 	if err != nil {
 		return err
@@ -280,7 +270,7 @@ func (a *Agent) Run(ctx context.Context, work Work) error {
 	release := n.Keep(a.ork, seed.GetOrkAddresses()...)
 	failed := make(chan error, 1)
 	a.tasks.Go(func() { a.keepNetwork(living) })
-	a.tasks.Go(func() { a.enroll(living, enrolled) })
+	a.tasks.Go(func() { a.enroll(living, held) })
 	a.tasks.Go(func() { a.drainOnOrder(living) })
 	a.tasks.Go(func() {
 		if err := work.Run(living); err != nil && living.Err() == nil {
@@ -309,34 +299,6 @@ func (a *Agent) Run(ctx context.Context, work Work) error {
 	farewell, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeGrace)
 	defer cancel()
 	return errors.Join(err, n.Close(farewell))
-}
-
-// vet refuses clients whose grant was revoked.
-func (a *Agent) vet(c mesh.Caller) error {
-	if c.Grant == nil {
-		return nil
-	}
-	if minimum := a.MinimumEpoch(); c.Grant.GetEpoch() < minimum {
-		return fault.New(fault.Denied, "the grant was revoked (epoch %d, at least %d is needed); ask for a new one", c.Grant.GetEpoch(), minimum)
-	}
-	return nil
-}
-
-func (a *Agent) setMinimumEpoch(v uint64) {
-	a.mu.Lock()
-	grown := v > a.epoch
-	if grown {
-		a.epoch = v
-	}
-	a.mu.Unlock()
-	if !grown {
-		return
-	}
-	if err := a.state.setEpoch(v); err != nil {
-		a.log.Error("the revocation epoch could not be kept", "error", err)
-	}
-	a.work.Revoke(v)
-	a.node.Recheck()
 }
 
 func (a *Agent) completeCard(c *meshv1.Card) {

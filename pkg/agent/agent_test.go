@@ -33,7 +33,6 @@ var eventually = agenttest.Eventually
 type work struct {
 	mu      sync.Mutex
 	drained int
-	revoked uint64
 }
 
 func (w *work) Register(*mesh.Node) {}
@@ -47,11 +46,6 @@ func (w *work) Drain(context.Context) {
 	w.drained++
 }
 func (w *work) StopGrace() time.Duration { return time.Second }
-func (w *work) Revoke(minimum uint64) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.revoked = minimum
-}
 func (w *work) Describe(r *agentv1.Report, c *meshv1.Card) {
 	if r != nil {
 		r.ShellSessions = 3
@@ -62,17 +56,23 @@ func (w *work) Describe(r *agentv1.Report, c *meshv1.Card) {
 }
 func (w *work) Gatherer() prometheus.Gatherer { return nil }
 
-func (w *work) told() (int, uint64) {
+func (w *work) drains() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return w.drained, w.revoked
+	return w.drained
 }
 
 // run starts an agent; stop ends it and returns what Run returned.
 func run(t *testing.T, lab *agenttest.Lab, dir string) (a *agent.Agent, w *work, stop func()) {
 	t.Helper()
+	return runAt(t, lab, dir, &lab.Clock)
+}
+
+// runAt is run with a clock of the agent's own.
+func runAt(t *testing.T, lab *agenttest.Lab, dir string, clock *agenttest.Clock) (a *agent.Agent, w *work, stop func()) {
+	t.Helper()
 	a, err := agent.New(agent.Options{
-		Name: "wrk-agent-test", Version: "test", Seed: lab.Seed(), StateDirectory: dir, ReportEvery: 50 * time.Millisecond,
+		Name: "wrk-agent-test", Version: "test", Seed: lab.Seed(), StateDirectory: dir, ReportEvery: 50 * time.Millisecond, Now: clock.Now,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -158,16 +158,6 @@ func TestAgentAttendsAgainAfterWrkOrkRestarts(t *testing.T) {
 	}
 }
 
-func TestCertificateIsRenewedAtAThirdOfItsLife(t *testing.T) {
-	t.Parallel()
-	lab := agenttest.New(t)
-	lab.CertificateLife = 3 * time.Second
-	run(t, lab, t.TempDir())
-	eventually(t, "the certificate is renewed over and over", func() bool { _, n, _ := lab.Ork.Seen(); return n >= 4 })
-	before := lab.Ork.Report().GetSequence()
-	eventually(t, "the agent still attends", func() bool { return lab.Ork.Report().GetSequence() > before })
-}
-
 func TestReportSaysWhatIsSimulated(t *testing.T) {
 	t.Parallel()
 	lab := agenttest.New(t)
@@ -191,10 +181,8 @@ func TestOrdersOfWrkOrkAreObeyed(t *testing.T) {
 	lab := agenttest.New(t)
 	a, w, _ := run(t, lab, t.TempDir())
 	eventually(t, "the agent attends", func() bool { return lab.Ork.Report() != nil })
-	lab.Ork.Order(&orkv1.AttendResponse{MinimumEpoch: 7})
-	eventually(t, "the epoch is taken", func() bool { _, e := w.told(); return e == 7 && a.MinimumEpoch() == 7 })
 	lab.Ork.Order(&orkv1.AttendResponse{Drain: true, DrainDeadline: timestamppb.New(time.Now().Add(time.Hour))})
-	eventually(t, "the work drains", func() bool { n, _ := w.told(); return n == 1 })
+	eventually(t, "the work drains", func() bool { return w.drains() == 1 })
 	eventually(t, "the report says so", func() bool { return lab.Ork.Report().GetPhase() == agentv1.Phase_PHASE_DRAINING })
 	report, err := agentv1.NewAgentClient(lab.Ork.Node().Client(a.ID())).GetReport(context.Background(), &agentv1.GetReportRequest{})
 	if err != nil || report.GetReport().GetPhase() != agentv1.Phase_PHASE_DRAINING {

@@ -11,7 +11,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
-	"github.com/cosmicac/cosmicac/pkg/identity"
+	"github.com/cosmicac/cosmicac/pkg/health"
 	"github.com/cosmicac/cosmicac/pkg/mesh"
 	"github.com/cosmicac/cosmicac/pkg/trust"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
@@ -35,6 +35,14 @@ func pause(n int) time.Duration {
 	return d*3/4 + rand.N(d/2)
 }
 
+// pauseAfter is the wait after so many failures in a row, none after none.
+func pauseAfter(failed int) time.Duration {
+	if failed == 0 {
+		return 0
+	}
+	return pause(failed)
+}
+
 // sleep waits, false when the context ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
@@ -47,25 +55,47 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// credential is the kept certificate when it is this attempt's and still good,
-// else the seed's token.
-func (a *Agent) credential() (mesh.Credential, *meshv1.JobCertificate) {
-	if envelope := a.state.read(certificateFile); len(envelope) > 0 {
-		c, err := a.ownCertificate(envelope)
-		if err == nil {
-			return mesh.Certificate(envelope), c
-		}
+// certificate is one as it was opened, with its envelope.
+type certificate struct {
+	*meshv1.JobCertificate
+	envelope []byte
+}
+
+// ended tells whether its time is over by the agent's own clock. Others allow
+// trust.Skew beyond that.
+func (c *certificate) ended(now time.Time) bool { return now.After(c.GetNotAfter().AsTime()) }
+
+// due is when it should be renewed: a third of its life has passed.
+func (c *certificate) due() time.Time {
+	from := c.GetNotBefore().AsTime()
+	return from.Add(c.GetNotAfter().AsTime().Sub(from) / 3)
+}
+
+// credential is the kept certificate when it is this attempt's, else the seed's
+// token.
+func (a *Agent) credential() (mesh.Credential, *certificate) {
+	token := a.o.Seed.GetJoinToken()
+	envelope := a.state.read(certificateFile)
+	if len(envelope) == 0 {
+		return mesh.JoinToken(token, a.ork), nil
+	}
+	c, err := a.ownCertificate(envelope)
+	if err != nil {
 		a.log.Info("the kept certificate is not used", "reason", err)
 		if err := a.state.remove(certificateFile); err != nil {
 			a.log.Warn("remove the old certificate", "error", err)
 		}
+		return mesh.JoinToken(token, a.ork), nil
 	}
-	return mesh.JoinToken(a.o.Seed.GetJoinToken(), a.ork), nil
+	if c.ended(a.o.Now()) {
+		return mesh.EndedCertificate(envelope, token, a.ork), c
+	}
+	return mesh.Certificate(envelope), c
 }
 
 // ownCertificate checks that an envelope is a certificate of this key for this
-// attempt and has time left. Who may sign it, those judge to whom it is shown.
-func (a *Agent) ownCertificate(envelope []byte) (*meshv1.JobCertificate, error) {
+// attempt. Who may sign it, those judge to whom it is shown.
+func (a *Agent) ownCertificate(envelope []byte) (*certificate, error) {
 	c, err := trust.OpenCertificate(envelope)
 	if err != nil {
 		return nil, err
@@ -77,59 +107,45 @@ func (a *Agent) ownCertificate(envelope []byte) (*meshv1.JobCertificate, error) 
 		return nil, fault.New(fault.Denied, "it is for attempt %s, this is %s", c.GetAttemptId(), a.o.Seed.GetAttemptId())
 	case !slices.Equal(c.GetNetworkId(), a.o.Seed.GetNetworkId()):
 		return nil, fault.New(fault.Denied, "it is for another network")
-	case a.o.Now().After(c.GetNotAfter().AsTime()):
-		return nil, fault.New(fault.Denied, "it ended at %s", c.GetNotAfter().AsTime().Format(time.RFC3339))
 	}
-	return c, nil
+	return &certificate{c, envelope}, nil
 }
 
 // enroll gets a certificate if there is none, then renews it and attends, until ctx ends.
-func (a *Agent) enroll(ctx context.Context, certificate *meshv1.JobCertificate) {
-	var release []func()
-	defer func() {
-		for _, r := range release {
-			r()
-		}
-	}()
-	if certificate == nil {
-		var ok bool
-		if certificate, ok = a.redeem(ctx); !ok {
+func (a *Agent) enroll(ctx context.Context, held *certificate) {
+	if held == nil {
+		if held = a.redeem(ctx); held == nil {
 			return
-		}
-		// The bootstraps have refused the token; now there is more to show.
-		for _, b := range a.o.Seed.GetBootstraps() {
-			if p, err := identity.ParseID(b.GetKey()); err == nil {
-				release = append(release, a.node.Keep(p))
-			}
 		}
 	}
 	var both sync.WaitGroup
-	both.Go(func() { a.renew(ctx, certificate) })
+	both.Go(func() { a.renew(ctx, held) })
 	a.attend(ctx)
 	both.Wait()
 }
 
-// redeem repeats until wrk-ork has answered with a certificate.
-func (a *Agent) redeem(ctx context.Context) (*meshv1.JobCertificate, bool) {
+// redeem repeats until wrk-ork has answered with a certificate; nil when ctx ended.
+func (a *Agent) redeem(ctx context.Context) *certificate {
 	for n := 0; ; n++ {
 		c, err := a.redeemOnce(ctx)
 		if err == nil {
 			a.log.Info("the join token was exchanged for a certificate", "good_until", c.GetNotAfter().AsTime().Format(time.RFC3339))
-			return c, true
+			return c
 		}
 		a.log.Warn("the join token could not be exchanged", "try", n+1, "error", err)
 		wait := pause(n)
-		if k := fault.KindOf(err); k == fault.Denied || k == fault.FailedPrecondition || k == fault.Invalid {
+		switch fault.KindOf(err) {
+		case fault.Denied, fault.Unauthenticated, fault.FailedPrecondition, fault.Invalid:
 			// It was used by another key, or is too old. Only an operator changes that.
 			wait = max(wait, 5*time.Second)
 		}
 		if !sleep(ctx, wait) {
-			return nil, false
+			return nil
 		}
 	}
 }
 
-func (a *Agent) redeemOnce(ctx context.Context) (*meshv1.JobCertificate, error) {
+func (a *Agent) redeemOnce(ctx context.Context) (*certificate, error) {
 	call, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	answer, err := a.agents().RedeemToken(call, &orkv1.RedeemTokenRequest{JoinToken: a.o.Seed.GetJoinToken()})
@@ -141,8 +157,11 @@ func (a *Agent) redeemOnce(ctx context.Context) (*meshv1.JobCertificate, error) 
 
 // take keeps a certificate and shows it from now on. One that cannot be kept is
 // used all the same: after a restart the same key may redeem again.
-func (a *Agent) take(envelope []byte) (*meshv1.JobCertificate, error) {
+func (a *Agent) take(envelope []byte) (*certificate, error) {
 	c, err := a.ownCertificate(envelope)
+	if err == nil && c.ended(a.o.Now().Add(-trust.Skew)) {
+		err = fault.New(fault.Denied, "it ended at %s, and the clock here says %s", c.GetNotAfter().AsTime().Format(time.RFC3339), a.o.Now().UTC().Format(time.RFC3339))
+	}
 	if err != nil {
 		return nil, fault.Wrap(fault.KindOf(err), err, "the certificate from wrk-ork is not usable: %v", err)
 	}
@@ -153,37 +172,56 @@ func (a *Agent) take(envelope []byte) (*meshv1.JobCertificate, error) {
 	return c, nil
 }
 
-// renew asks for a fresh certificate when a third of the life has passed.
-func (a *Agent) renew(ctx context.Context, c *meshv1.JobCertificate) {
+// renew asks for a fresh certificate when a third of the life has passed, and
+// again until wrk-ork gives one. When the life is over meanwhile, it asks with
+// the join token, which is good for the key that redeemed it.
+func (a *Agent) renew(ctx context.Context, c *certificate) {
+	shown := c.ended(a.o.Now()) // the join token is, to wrk-ork
 	for failed := 0; ; {
-		life := c.GetNotAfter().AsTime().Sub(c.GetNotBefore().AsTime())
-		due := c.GetNotBefore().AsTime().Add(life / 3).Sub(a.o.Now())
 		// A clock that is wrong by hours must not make a busy loop.
-		wait := max(due, min(time.Second, life/3))
-		if failed > 0 {
-			wait = max(due, pause(failed))
-		}
-		if !sleep(ctx, wait) {
+		if wait := min(time.Second, a.o.ReportEvery); !sleep(ctx, max(wait, pauseAfter(failed))) {
 			return
 		}
-		call, cancel := context.WithTimeout(ctx, callTime)
-		answer, err := a.agents().RenewCertificate(call, &orkv1.RenewCertificateRequest{})
-		cancel()
-		var fresh *meshv1.JobCertificate
-		if err == nil {
-			fresh, err = a.take(answer.GetCertificateEnvelope())
-		}
-		if err != nil {
-			if ctx.Err() != nil {
+		// The clock is looked at again and again: a VM that slept wakes late.
+		for wait := c.due().Sub(a.o.Now()); wait > 0; wait = c.due().Sub(a.o.Now()) {
+			if !sleep(ctx, min(wait, a.o.ReportEvery)) {
 				return
 			}
+		}
+		ended := c.ended(a.o.Now())
+		if ended && !shown {
+			a.log.Warn("the certificate has ended; wrk-ork is shown the join token again", "ended_at", c.GetNotAfter().AsTime().Format(time.RFC3339))
+			a.node.SetCredential(mesh.EndedCertificate(c.envelope, a.o.Seed.GetJoinToken(), a.ork))
+			shown = true
+		}
+		fresh, err := a.freshCertificate(ctx, ended)
+		if ctx.Err() != nil {
+			return
+		}
+		if err != nil {
 			failed++
-			a.log.Warn("the certificate could not be renewed", "try", failed, "good_until", c.GetNotAfter().AsTime().Format(time.RFC3339), "error", fault.FromGRPC(err))
+			until := c.GetNotAfter().AsTime().Format(time.RFC3339)
+			a.health.Raise(health.CertificateNotRenewed, until, err)
+			a.log.Warn("the certificate could not be renewed", "try", failed, "good_until", until, "error", err)
 			continue
 		}
-		failed, c = 0, fresh
+		failed, shown, c = 0, false, fresh
+		a.health.Clear(health.CertificateNotRenewed)
 		a.log.Info("the certificate was renewed", "good_until", c.GetNotAfter().AsTime().Format(time.RFC3339))
 	}
+}
+
+func (a *Agent) freshCertificate(ctx context.Context, ended bool) (*certificate, error) {
+	if ended {
+		return a.redeemOnce(ctx)
+	}
+	call, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	answer, err := a.agents().RenewCertificate(call, &orkv1.RenewCertificateRequest{})
+	if err != nil {
+		return nil, fault.FromGRPC(err)
+	}
+	return a.take(answer.GetCertificateEnvelope())
 }
 
 // attend keeps a standing stream to wrk-ork.
@@ -193,6 +231,7 @@ func (a *Agent) attend(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
+		a.heed(err)
 		if heard {
 			n = 0
 		}
@@ -224,6 +263,7 @@ func (a *Agent) attendOnce(ctx context.Context) (heard bool, err error) {
 				return
 			}
 			once()
+			a.heed(nil)
 			a.obey(order)
 		}
 	})
@@ -264,7 +304,10 @@ func (a *Agent) attendOnce(ctx context.Context) (heard bool, err error) {
 }
 
 func (a *Agent) obey(order *orkv1.AttendResponse) {
-	a.setMinimumEpoch(order.GetMinimumEpoch())
+	a.revoke(order.GetRevocations())
+	if order.GetMinimumEpoch() > 0 {
+		a.revoke(&agentv1.Revocations{Grants: []*agentv1.GrantFloor{{MinimumEpoch: order.GetMinimumEpoch()}}})
+	}
 	if order.GetDrain() {
 		a.orderDrain(order.GetDrainDeadline())
 	}

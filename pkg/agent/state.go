@@ -5,8 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
 
 	"github.com/google/renameio/v2"
 
@@ -22,7 +20,6 @@ const (
 	certificateFile = "certificate.bin"
 	rosterFile      = "roster.bin"
 	infoFile        = "network-info.bin"
-	epochFile       = "epoch"
 )
 
 // StateDirectory picks the directory, or when it cannot be written a folder
@@ -81,13 +78,4 @@ func (s state) remove(name string) error {
 		return err
 	}
 	return nil
-}
-
-func (s state) epoch() uint64 {
-	v, _ := strconv.ParseUint(strings.TrimSpace(string(s.read(epochFile))), 10, 64)
-	return v
-}
-
-func (s state) setEpoch(v uint64) error {
-	return s.write(epochFile, []byte(strconv.FormatUint(v, 10)+"\n"))
 }

@@ -31,7 +31,7 @@ func (w *world) openSSH(t *testing.T, rights ...string) openSSH {
 	if _, err := exec.LookPath("ssh"); err != nil {
 		t.Skip("no OpenSSH client on this machine")
 	}
-	address := w.listen(t, ssh.Access{Rights: rights, Epoch: 1})
+	address := w.listen(t, ssh.Access{Rights: rights})
 	known := filepath.Join(t.TempDir(), "known_hosts")
 	if err := os.WriteFile(known, []byte("vm "+w.hostKey+"\n"), 0o600); err != nil {
 		t.Fatal(err)

@@ -21,8 +21,6 @@ type Access struct {
 	// Client is the client's key and User the id that the grant was made for.
 	// Both are for the log only.
 	Client, User string
-	// Epoch of the grant; Server.Revoke closes connections below a minimum.
-	Epoch uint64
 }
 
 func (a Access) has(r Right) bool {

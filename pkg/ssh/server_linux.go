@@ -58,7 +58,6 @@ type Server struct {
 
 	mu          sync.Mutex
 	sessions    int
-	minimum     uint64
 	closing     bool
 	connections map[*connection]struct{}
 }
@@ -120,23 +119,6 @@ func (s *Server) Sessions() int {
 	return s.sessions
 }
 
-// Revoke closes connections whose grant is of an epoch below minimum, and
-// refuses them from now on. A lower minimum than before changes nothing.
-func (s *Server) Revoke(minimum uint64) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if minimum <= s.minimum {
-		return
-	}
-	s.minimum = minimum
-	for c := range s.connections {
-		if c.access.Epoch < minimum {
-			s.options.Log.Info("ssh connection closed, its grant was revoked", "client", c.access.Client, "user", c.access.User)
-			c.close()
-		}
-	}
-}
-
 // Drain refuses new connections and sessions; those that run go on.
 func (s *Server) Drain() {
 	s.mu.Lock()
@@ -157,8 +139,8 @@ type connection struct {
 
 func (c *connection) close() { c.once.Do(func() { c.conn.Close() }) }
 
-// Serve answers one connection until it ends, ctx ends or the grant is revoked.
-// It returns after every process that the connection started was reaped or, if
+// Serve answers one connection until it ends or ctx ends; whoever gave it cuts it
+// when its grant is revoked. It returns after every process that the connection started was reaped or, if
 // it had ended by itself, was left alone. It closes conn. The connection must
 // have been authenticated: whoever speaks on it gets the access.
 func (s *Server) Serve(ctx context.Context, conn net.Conn, access Access) error {
@@ -207,9 +189,6 @@ func (s *Server) enter(c *connection) error {
 	defer s.mu.Unlock()
 	if s.closing {
 		return fault.New(fault.Unavailable, "this agent drains and opens no new shells")
-	}
-	if c.access.Epoch < s.minimum {
-		return fault.New(fault.Denied, "the grant was revoked (epoch %d, at least %d is needed); ask for a new one", c.access.Epoch, s.minimum)
 	}
 	if len(s.connections) >= s.options.Sessions {
 		return fault.New(fault.Exhausted, "this agent has its %d ssh connections open", s.options.Sessions)

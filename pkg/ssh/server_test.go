@@ -118,7 +118,7 @@ func (w *world) listen(t *testing.T, access ssh.Access) string {
 
 func (w *world) client(t *testing.T, rights ...string) *ssh.Client {
 	t.Helper()
-	c, err := w.dial(t, w.listen(t, ssh.Access{Rights: rights, Epoch: 1}), "")
+	c, err := w.dial(t, w.listen(t, ssh.Access{Rights: rights}), "")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -504,26 +504,6 @@ func itoa(n int) string {
 		return string(rune('0' + n))
 	}
 	return itoa(n/10) + string(rune('0'+n%10))
-}
-
-func TestRevokedGrantClosesItsConnection(t *testing.T) {
-	t.Parallel()
-	w := start(t, nil)
-	c := w.client(t, every...)
-	w.server.Revoke(2)
-	select {
-	case <-c.Done():
-	case <-time.After(time.Minute):
-		t.Fatal("the connection is still open")
-	}
-	if _, err := w.dial(t, w.listen(t, ssh.Access{Rights: every, Epoch: 1}), ""); err == nil {
-		t.Fatal("a revoked grant opened a connection")
-	}
-	again, err := w.dial(t, w.listen(t, ssh.Access{Rights: every, Epoch: 2}), "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	again.Close()
 }
 
 func TestSessionsAreCapped(t *testing.T) {

@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -40,6 +41,15 @@ func Eventually(t testing.TB, what string, f func() bool) {
 	t.Fatalf("did not come to pass: %s", what)
 }
 
+// Clock is a wall clock that a test moves; it starts out right.
+type Clock struct{ ahead atomic.Int64 }
+
+// Now is the time by this clock.
+func (c *Clock) Now() time.Time { return time.Now().Add(time.Duration(c.ahead.Load())) }
+
+// Move puts the clock forward, or back.
+func (c *Clock) Move(d time.Duration) { c.ahead.Add(int64(d)) }
+
 // Lab is the network.
 type Lab struct {
 	t       testing.TB
@@ -54,6 +64,8 @@ type Lab struct {
 	Ork *Ork
 	// CertificateLife is that of certificates given from now on.
 	CertificateLife time.Duration
+	// Clock is that of every member and client.
+	Clock Clock
 }
 
 func key(t testing.TB) *identity.Key {
@@ -134,7 +146,7 @@ func (l *Lab) Start(k *identity.Key, set func(*mesh.Options), before func(*mesh.
 
 func (l *Lab) start(k *identity.Key, set func(*mesh.Options), before func(*mesh.Node)) *mesh.Node {
 	l.t.Helper()
-	o := mesh.Options{Key: k, Network: l.network(), Listen: []string{"/ip4/127.0.0.1/tcp/0"}, DHT: mesh.DHTOff}
+	o := mesh.Options{Key: k, Network: l.network(), Listen: []string{"/ip4/127.0.0.1/tcp/0"}, DHT: mesh.DHTOff, Clock: l.Clock.Now}
 	if set != nil {
 		set(&o)
 	}
@@ -163,20 +175,39 @@ func (l *Lab) Proxy() *mesh.Node {
 	return l.Start(l.proxy, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_PROXY }, nil)
 }
 
-// Client starts a node that holds a grant for the agent, as app-node signs them.
+// Client starts a node that holds a grant for the agent, as app-node signs them
+// for the user UserID. It lasts 12 h.
 func (l *Lab) Client(agent peer.ID, epoch uint64, rights ...string) *mesh.Node {
+	l.t.Helper()
+	return l.ClientOf(UserID, agent, epoch, rights...)
+}
+
+// ClientOf is Client for another user.
+func (l *Lab) ClientOf(user string, agent peer.ID, epoch uint64, rights ...string) *mesh.Node {
 	l.t.Helper()
 	k := key(l.t)
 	id := l.founder.ID()
-	now := time.Now()
+	now := l.Clock.Now()
 	envelope, err := trust.SealGrant(l.app, &meshv1.Grant{
-		NetworkId: id[:], ClientKey: k.ID().String(), AgentKey: agent.String(), JobId: JobID, Rights: rights, UserId: "u-test",
-		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(time.Hour)), Epoch: epoch,
+		NetworkId: id[:], ClientKey: k.ID().String(), AgentKey: agent.String(), JobId: JobID, Rights: rights, UserId: user,
+		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(12 * time.Hour)), Epoch: epoch,
 	})
 	if err != nil {
 		l.t.Fatal(err)
 	}
 	return l.Start(k, func(o *mesh.Options) { o.Credential = mesh.Grant(envelope) }, nil)
+}
+
+// Sibling starts a node of the same job, in an attempt of the same replica with
+// this certificate epoch.
+func (l *Lab) Sibling(epoch uint64) *mesh.Node {
+	l.t.Helper()
+	k := key(l.t)
+	envelope, err := l.Ork.certify(k.ID(), "a-0000000000009", epoch)
+	if err != nil {
+		l.t.Fatal(err)
+	}
+	return l.Start(k, func(o *mesh.Options) { o.Credential = mesh.Certificate(envelope) }, nil)
 }
 
 // Ids of the one attempt that the lab knows.
@@ -185,6 +216,7 @@ const (
 	ReplicaID = "r-0000000000001"
 	AttemptID = "a-0000000000001"
 	RackID    = "rk-test"
+	UserID    = "u-test"
 )
 
 // Seed is that of the lab's one attempt, simulated and on 127.0.0.1.
@@ -197,7 +229,7 @@ func (l *Lab) Seed() *agentv1.Seed {
 	}
 }
 
-// Ork is the lab's wrk-ork.
+// Ork is the lab's wrk-ork. Its certificates have epoch 2.
 type Ork struct {
 	orkv1.UnimplementedAgentsServer
 	lab    *Lab
@@ -214,6 +246,7 @@ type Ork struct {
 	report   *agentv1.Report
 	card     *meshv1.Card
 	standing []chan *orkv1.AttendResponse
+	over     bool // the attempt is
 }
 
 // Up starts it, on the port that it had before.
@@ -225,6 +258,14 @@ func (o *Ork) Up() {
 		m.VerifyJoin = func(_ context.Context, p peer.ID, token string) error {
 			if token != o.token {
 				return fault.New(fault.Denied, "unknown join token")
+			}
+			return nil
+		}
+		m.Vet = func(c mesh.Caller) error {
+			o.mu.Lock()
+			defer o.mu.Unlock()
+			if c.Certificate != nil && o.over {
+				return fault.New(fault.FailedPrecondition, "attempt %s is over; its certificate is void", c.Certificate.GetAttemptId())
 			}
 			return nil
 		}
@@ -277,6 +318,14 @@ func (o *Ork) Order(order *orkv1.AttendResponse) {
 	}
 }
 
+// End says that the attempt is over, as after a stop.
+func (o *Ork) End() {
+	o.mu.Lock()
+	o.over = true
+	o.mu.Unlock()
+	o.Node().Recheck()
+}
+
 // Node is the running node.
 func (o *Ork) Node() *mesh.Node {
 	o.mu.Lock()
@@ -284,12 +333,12 @@ func (o *Ork) Node() *mesh.Node {
 	return o.node
 }
 
-func (o *Ork) certify(agent peer.ID) ([]byte, error) {
+func (o *Ork) certify(agent peer.ID, attempt string, epoch uint64) ([]byte, error) {
 	id := o.lab.founder.ID()
-	now := time.Now()
+	now := o.lab.Clock.Now()
 	return trust.SealCertificate(o.key, &meshv1.JobCertificate{
-		NetworkId: id[:], Key: agent.String(), JobId: JobID, ReplicaId: ReplicaID, AttemptId: AttemptID, RackId: RackID,
-		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(o.lab.CertificateLife)), Epoch: 1,
+		NetworkId: id[:], Key: agent.String(), JobId: JobID, ReplicaId: ReplicaID, AttemptId: attempt, RackId: RackID,
+		NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(o.lab.CertificateLife)), Epoch: epoch,
 	})
 }
 
@@ -303,7 +352,7 @@ func (o *Ork) RedeemToken(ctx context.Context, r *orkv1.RedeemTokenRequest) (*or
 		return nil, fault.ToGRPC(fault.New(fault.Denied, "the join token is not good"))
 	}
 	o.holder = c.ID.String()
-	envelope, err := o.certify(c.ID)
+	envelope, err := o.certify(c.ID, AttemptID, 2)
 	return &orkv1.RedeemTokenResponse{CertificateEnvelope: envelope}, err
 }
 
@@ -313,7 +362,7 @@ func (o *Ork) RenewCertificate(ctx context.Context, _ *orkv1.RenewCertificateReq
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.renewed++
-	envelope, err := o.certify(c.ID)
+	envelope, err := o.certify(c.ID, AttemptID, 2)
 	return &orkv1.RenewCertificateResponse{CertificateEnvelope: envelope}, err
 }
 

@@ -165,9 +165,6 @@ func (i *Inference) Drain(ctx context.Context) {
 // StopGrace lets answers that are under way finish.
 func (i *Inference) StopGrace() time.Duration { return drainGrace }
 
-// Revoke has nothing to end: nobody comes here by a grant.
-func (i *Inference) Revoke(uint64) {}
-
 // Describe adds the engine's load to a report.
 func (i *Inference) Describe(r *agentv1.Report, _ *meshv1.Card) {
 	if r != nil {

@@ -1,8 +1,8 @@
 // Package app is the agent of a GPU Container Job put together: the SSH server on
 // the mesh's "ssh" stream, the check of the GPUs and the start script.
 //
-// It does not decide who may come in: the mesh checked the grant, and its rights
-// are passed to the SSH server.
+// It does not decide who may come in: the mesh checked the grant, passes its rights
+// to the SSH server, and cuts the connection when the grant is revoked.
 package app
 
 import (
@@ -90,7 +90,7 @@ func (i *Instance) serve(ctx context.Context, s *mesh.Stream) {
 		i.agent.Log().Warn("ssh refused, the grant is for another job", "client", caller.ID, "job", job)
 		return
 	}
-	access.Rights, access.User, access.Epoch = caller.Grant.GetRights(), caller.Grant.GetUserId(), caller.Grant.GetEpoch()
+	access.Rights, access.User = caller.Grant.GetRights(), caller.Grant.GetUserId()
 	if err := i.shell.Serve(ctx, s, access); err != nil {
 		i.agent.Log().Info("ssh connection refused", "client", caller.ID, "error", err)
 	}
@@ -196,9 +196,6 @@ func (i *Instance) Drain(ctx context.Context) {
 
 // StopGrace is short: a person's shell has no end of its own.
 func (i *Instance) StopGrace() time.Duration { return 3 * time.Second }
-
-// Revoke closes connections of grants that are void.
-func (i *Instance) Revoke(minimum uint64) { i.shell.Revoke(minimum) }
 
 // Describe adds the sessions to a report, and how to log in to the card.
 func (i *Instance) Describe(r *agentv1.Report, c *meshv1.Card) {

@@ -145,16 +145,34 @@ func TestMembersWithoutAGrantGetNoShell(t *testing.T) {
 	}
 }
 
-func TestRevokedGrantLosesItsShell(t *testing.T) {
+func TestRevokedUsersOpenShellClosesAndOthersStay(t *testing.T) {
 	t.Parallel()
 	lab := agenttest.New(t)
 	a := run(t, lab, seedOf(lab))
-	c := open(t, lab, lab.Client(a.ID(), 1, "exec"), a)
-	lab.Ork.Order(&orkv1.AttendResponse{MinimumEpoch: 2})
-	select {
-	case <-c.Done():
-	case <-time.After(agenttest.Patience):
-		t.Fatal("the connection is still open")
+	shell := func(c *ssh.Client) *ssh.Shell {
+		t.Helper()
+		sh, err := c.OpenShell(ssh.Size{}, "xterm", "", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return sh
+	}
+	mine := open(t, lab, lab.Client(a.ID(), 1, "shell"), a)
+	other := open(t, lab, lab.ClientOf("u-other", a.ID(), 1, "shell", "exec"), a)
+	sh := shell(mine)
+	shell(other)
+	eventually(t, "both shells are reported", func() bool { return lab.Ork.Report().GetShellSessions() == 2 })
+	lab.Ork.Order(&orkv1.AttendResponse{Revocations: &agentv1.Revocations{
+		Grants: []*agentv1.GrantFloor{{UserId: agenttest.UserID, MinimumEpoch: 2}},
+	}})
+	ended, cancel := context.WithTimeout(context.Background(), agenttest.Patience)
+	defer cancel()
+	if _, err := sh.Wait(ended); err == nil || ended.Err() != nil {
+		t.Fatalf("the revoked user's shell: %v", err)
+	}
+	eventually(t, "its process is gone", func() bool { return lab.Ork.Report().GetShellSessions() == 1 })
+	if status, err := other.Exec(context.Background(), ssh.Command{Line: "exit 3"}); status != 3 || err != nil {
+		t.Fatalf("another user: status %d, error %v", status, err)
 	}
 	again := open(t, lab, lab.Client(a.ID(), 2, "exec"), a)
 	if status, err := again.Exec(context.Background(), ssh.Command{Line: "exit 4"}); status != 4 || err != nil {
