@@ -30,6 +30,7 @@ func TestMain(m *testing.M) {
 		panic(err)
 	}
 	os.Setenv("COSMICAC_CONFIG_DIR", dir)
+	passphraseWork = 10 // the race detector makes scrypt very slow
 	code := m.Run()
 	os.RemoveAll(dir)
 	os.Exit(code)

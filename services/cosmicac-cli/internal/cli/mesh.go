@@ -19,34 +19,6 @@ func (e *environment) meshCommand() *cobra.Command {
 	c := &cobra.Command{Use: "mesh", Short: "See the peer-to-peer network as an operator", Args: cobra.NoArgs, RunE: helpOnly}
 	c.PersistentFlags().StringVar(&operator, "operator", "", "operator folder (default: COSMICAC_OPERATOR_DIR, /etc/cosmicac/operator)")
 
-	ping := &cobra.Command{
-		Use: "ping MEMBER", Short: "Call a member by name, role or key, and time it", Args: cobra.ExactArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			return withOperator(cmd.Context(), operator, func(node *mesh.Node, _ string) error {
-				members, err := findDaemons(node.Network(), args[0])
-				if err != nil {
-					return err
-				}
-				for _, m := range members {
-					p, err := peerOf(m)
-					if err != nil {
-						return err
-					}
-					for i := 0; i < 3; i++ {
-						ctx, cancel := context.WithTimeout(cmd.Context(), 20*time.Second)
-						started := time.Now()
-						_, err = meshv1.NewNodeClient(node.Client(p)).Ping(ctx, &meshv1.PingRequest{Payload: []byte("ping")})
-						cancel()
-						if err != nil {
-							return fault.Wrap(fault.KindOf(err), err, "ping %s", m.GetName())
-						}
-						fmt.Fprintf(e.out, "%s answered in %.1f ms\n", m.GetName(), float64(time.Since(started).Microseconds())/1000)
-					}
-				}
-				return nil
-			})
-		},
-	}
 	find := &cobra.Command{
 		Use: "find MEMBER|ROLE", Short: "Where members are", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -126,7 +98,7 @@ func (e *environment) meshCommand() *cobra.Command {
 			})
 		},
 	}
-	c.AddCommand(ping, find, peers)
+	c.AddCommand(e.pingCommand(&operator), find, peers, e.traceCommand(&operator), e.netcheckCommand(&operator), e.speedtestCommand(&operator))
 	return c
 }
 
