@@ -44,7 +44,14 @@ func (n *Node) makeDHT() error {
 	kad, err := dht.New(n.host,
 		dht.ProtocolPrefix(protocolID(n.prefix+"/kad")), // streams are refused to all but members, see allowStream
 		dht.Mode(mode),
-		dht.BootstrapPeersFunc(n.bootstraps),
+		dht.BootstrapPeersFunc(func() []peer.AddrInfo {
+			// A link begun before this node listens leaves by another port than it
+			// listens on: its peer then sees an address that no hole leads to.
+			if !closed(n.listening) {
+				return nil
+			}
+			return n.bootstraps()
+		}),
 		dht.RoutingTableRefreshPeriod(time.Minute),
 		dht.RoutingTableFilter(func(_ any, p peer.ID) bool {
 			_, ok := n.network.Member(p)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/protocol"
 	"github.com/libp2p/go-libp2p/core/transport"
 	"github.com/libp2p/go-libp2p/p2p/host/autorelay"
+	bhost "github.com/libp2p/go-libp2p/p2p/host/basic"
 	"github.com/libp2p/go-libp2p/p2p/muxer/yamux"
 	"github.com/libp2p/go-libp2p/p2p/net/connmgr"
 	"github.com/libp2p/go-libp2p/p2p/net/swarm"
@@ -33,14 +35,15 @@ import (
 	"github.com/libp2p/go-libp2p/p2p/transport/tcpreuse"
 	ma "github.com/multiformats/go-multiaddr"
 	manet "github.com/multiformats/go-multiaddr/net"
+	"go.uber.org/fx"
 	"golang.org/x/time/rate"
 )
 
 // makeHost assembles the libp2p host: TCP with TLS 1.3 and QUIC, nothing else.
 // It does not listen yet.
 func (n *Node) makeHost() error {
-	announce, err := parseAddresses(n.o.Announce)
-	if err != nil {
+	var err error
+	if n.announced, err = parseAddresses(n.o.Announce); err != nil {
 		return err
 	}
 	resources, err := newResources()
@@ -52,10 +55,12 @@ func (n *Node) makeHost() error {
 		_ = resources.Close()
 		return fault.Wrap(fault.Internal, err, "make the connection limits")
 	}
+	n.sockets = &sockets{gate: n.gate, by: make(map[string]socket)}
 	mux := *yamux.DefaultTransport
-	// Second line behind the ping watcher; the time-out of a keep-alive is the
-	// write time-out, there is none of its own.
-	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 10*time.Second, 8*time.Second
+	// Second line behind the ping watcher, for connections that nobody watches. The
+	// time-out of a keep-alive is the write time-out, there is none of its own; it
+	// must let a frame pass on a slow link.
+	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 20*time.Second, 40*time.Second
 
 	options := []libp2p.Option{
 		libp2p.Identity(n.o.Key.Private()),
@@ -67,14 +72,14 @@ func (n *Node) makeHost() error {
 		libp2p.Transport(n.watchedQUIC),
 		libp2p.ResourceManager(&gatedResources{ResourceManager: resources, n: n}),
 		libp2p.ConnectionManager(conns),
-		libp2p.ConnectionGater(n.gate),
+		libp2p.ConnectionGater(n.sockets),
 		libp2p.Ping(false), // ours is behind admission
 		libp2p.SwarmOpts(swarm.WithDialRanker(preferTCP), swarm.WithDialTimeout(6*time.Second), swarm.WithDialTimeoutLocal(3*time.Second)),
 		libp2p.UDPBlackHoleSuccessCounter(nil), libp2p.IPv6BlackHoleSuccessCounter(nil),
 	}
-	if len(announce) > 0 {
+	if len(n.announced) > 0 {
 		options = append(options, libp2p.AddrsFactory(func(own []ma.Multiaddr) []ma.Multiaddr {
-			all := append([]ma.Multiaddr(nil), announce...)
+			all := slices.Clone(n.announced)
 			for _, a := range own {
 				if isRelayed(a) {
 					all = append(all, a)
@@ -91,7 +96,7 @@ func (n *Node) makeHost() error {
 	switch {
 	case n.o.Private:
 		// One port for dialing and listening, so that a hole can be punched.
-		options = append(options, libp2p.Transport(n.watchedTCP()), libp2p.ForceReachabilityPrivate(), libp2p.EnableHolePunching(),
+		options = append(options, libp2p.Transport(n.watchedTCP()), libp2p.ForceReachabilityPrivate(),
 			libp2p.EnableAutoRelayWithPeerSource(n.relaySource,
 				autorelay.WithBootDelay(0), autorelay.WithMinCandidates(1), autorelay.WithNumRelays(2),
 				autorelay.WithBackoff(5*time.Second), autorelay.WithMinInterval(time.Second)))
@@ -105,11 +110,18 @@ func (n *Node) makeHost() error {
 				relay.WithReservationAddressFilter(func(ma.Multiaddr) bool { return true })))
 	default:
 		// A port that two processes share goes unnoticed; better an error at start.
-		options = append(options, libp2p.Transport(n.watchedTCP(tcp.DisableReuseport())), libp2p.ForceReachabilityPublic(), libp2p.EnableHolePunching())
+		options = append(options, libp2p.Transport(n.watchedTCP(tcp.DisableReuseport())), libp2p.ForceReachabilityPublic())
 	}
-	n.host, err = libp2p.New(options...)
+	var observed bhost.ObservedAddrsManager
+	n.host, err = libp2p.New(append(options, libp2p.WithFxOption(fx.Populate(&observed)))...)
 	if err != nil {
 		return fault.Wrap(fault.Internal, flat(err), "make the libp2p host")
+	}
+	if !n.o.Relay {
+		if err := n.makeHoles(observed); err != nil {
+			_ = n.host.Close()
+			return err
+		}
 	}
 	n.host.Network().Notify(&network.NotifyBundle{ConnectedF: n.connected, DisconnectedF: n.disconnected})
 	return nil
@@ -190,8 +202,12 @@ func (r relayRule) AllowConnect(from peer.ID, _ ma.Multiaddr, to peer.ID) bool {
 }
 
 // relaySource offers the network's bootstraps as relays.
-func (n *Node) relaySource(_ context.Context, num int) <-chan peer.AddrInfo {
+func (n *Node) relaySource(ctx context.Context, num int) <-chan peer.AddrInfo {
 	var list []peer.AddrInfo
+	select {
+	case <-n.listening: // see makeDHT
+	case <-ctx.Done():
+	}
 	if n.usesBootstraps() {
 		list = n.bootstraps()
 	}

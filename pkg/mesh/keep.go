@@ -96,6 +96,7 @@ func (n *Node) supervise(ctx context.Context, p peer.ID, k *keeping) {
 		s.watched.Add(1)
 		select {
 		case <-s.gone:
+		case <-k.wake: // a better connection may stand beside
 		case <-ctx.Done():
 		}
 		s.watched.Add(-1)

@@ -40,12 +40,14 @@ func (n *Node) watch() {
 				s.heard.Store(now)
 			}
 			n.look(s, now)
+			n.upgrade(s)
 			if tick%4 == 0 && n.overdue(s) {
 				n.recheck(s)
 			}
 		}
 		if tick%40 == 0 {
 			n.sessions.forgetPast(20 * time.Second)
+			n.dropFormer()
 			n.dropDoubles()
 		}
 		if tick%8 == 0 {
@@ -61,13 +63,15 @@ func (n *Node) watch() {
 }
 
 // dropDoubles closes second connections that this node dialed and nobody uses:
-// when TCP and QUIC connect at the same moment, the library keeps both.
+// overtaken ones, and those of TCP and QUIC that connected at the same moment.
 func (n *Node) dropDoubles() {
 	for _, s := range n.sessions.all() {
-		if s.inbound || s.relayed || !s.ready() || time.Since(s.opened) < 10*time.Second || len(s.conn.GetStreams()) > 0 || s.watched.Load() > 0 {
+		if s.inbound || !s.ready() || time.Since(s.opened) < 10*time.Second || s.streams.Load() > 0 || s.watched.Load() > 0 {
 			continue
 		}
-		if best := n.sessions.best(s.peer); best != nil && best != s && !best.inbound && !best.relayed && !best.suspect.Load() {
+		best := n.sessions.best(s.peer)
+		// Of two alike, dialed by one side each, both sides would close their own.
+		if best != nil && best != s && !best.suspect.Load() && (best.outranks(s) || !best.inbound && !s.outranks(best)) {
 			n.log.Debug("closing a second connection", "key", s.peer, "address", s.conn.RemoteMultiaddr().String())
 			_ = s.conn.Close()
 		}
@@ -83,7 +87,6 @@ func (n *Node) look(s *session, now int64) {
 		}
 		return
 	}
-	silent := time.Duration(now - s.heard.Load())
 	p := daemonPatience
 	if n.credential().kind != showsRoster {
 		p = agentPatience
@@ -91,6 +94,11 @@ func (n *Node) look(s *session, now int64) {
 	if s.watched.Load() == 0 {
 		s.suspect.Store(false)
 		return
+	}
+	silent := time.Duration(now - s.heard.Load())
+	if silent >= p.ping && s.life.look(4*watchTick) {
+		s.heard.Store(now)
+		silent = 0
 	}
 	if silent < p.suspect {
 		if s.suspect.CompareAndSwap(true, false) {

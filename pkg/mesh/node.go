@@ -18,6 +18,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/core/protocol"
 	"github.com/libp2p/go-libp2p/p2p/net/swarm"
+	"github.com/libp2p/go-libp2p/p2p/protocol/holepunch"
 	ma "github.com/multiformats/go-multiaddr"
 	"google.golang.org/grpc"
 )
@@ -45,6 +46,10 @@ type Node struct {
 	host host.Host
 	kad  *dht.IpfsDHT // nil when off
 
+	sockets   *sockets
+	announced []ma.Multiaddr     // in place of the listen addresses
+	holes     *holepunch.Service // nil on relays
+
 	ctx    context.Context // ends with Close
 	cancel context.CancelFunc
 
@@ -66,7 +71,8 @@ type Node struct {
 
 	mu       sync.Mutex
 	cred     Credential
-	clients  map[peer.ID]*rpc.Client
+	clients  map[peer.ID]*client
+	former   []*client // whose peers are called over better connections now
 	handlers map[string]handler
 	services []string // full names
 	keeping  map[peer.ID]*keeping
@@ -74,6 +80,8 @@ type Node struct {
 	closing  bool
 	workers  sync.WaitGroup // guarded by closing
 	sequence uint64         // of the last card
+
+	listening chan struct{} // closed by Start once it listens
 
 	announceNow   chan struct{}
 	spreadNow     chan struct{}
@@ -95,7 +103,8 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		o: o, id: o.Key.ID(), log: o.Log, network: o.Network, born: time.Now(),
 		prefix: "/cosmicac/" + hex.EncodeToString(id[:]), cred: o.Credential,
 		rightOf: rpc.RightOf, gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), metrics: newMetrics(), dials: newDials(),
-		clients: make(map[peer.ID]*rpc.Client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
+		clients: make(map[peer.ID]*client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
+		listening:   make(chan struct{}),
 		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
@@ -232,6 +241,7 @@ func (n *Node) Start(ctx context.Context) error {
 			return fault.Wrap(fault.Unavailable, flat(err), "listen on %s", text)
 		}
 	}
+	close(n.listening)
 	n.spawn(n.watch)        // silence, expiries, lingering strangers
 	n.spawn(n.followRoster) // cuts and spreads on change
 	n.spawn(n.keepBootstraps)
@@ -267,16 +277,20 @@ func (n *Node) Close(ctx context.Context) error {
 		n.farewell(ctx)
 		n.mu.Lock()
 		n.closing = true
-		clients := make([]*rpc.Client, 0, len(n.clients))
+		clients := make([]*client, 0, len(n.clients)+len(n.former))
 		for _, c := range n.clients {
 			clients = append(clients, c)
 		}
+		clients = append(clients, n.former...)
 		n.mu.Unlock()
 		n.cancel()
 		if n.kad != nil {
 			_ = n.kad.Close()
 		}
 		n.dialBacks.close()
+		if n.holes != nil {
+			_ = n.holes.Close()
+		}
 		n.closeErr = n.host.Close()
 		for _, c := range clients {
 			c.Close()
@@ -337,7 +351,7 @@ func (n *Node) learnKey(from Caller, key []byte) {
 
 // connected runs for each new connection; it must not block.
 func (n *Node) connected(_ network.Network, c network.Conn) {
-	s := n.sessions.begin(c, n.monotonic())
+	s := n.sessions.begin(c, n.sockets.take(c), n.monotonic())
 	if circuit, ok := c.Scope().(*watchedCircuit); ok {
 		circuit.end(nil)
 	}
@@ -367,6 +381,7 @@ func (n *Node) settled(s *session) {
 	}
 	n.gate.good(s.peer)
 	poke(n.spreadNow)
+	n.overtake(s)
 	if n.network.HasRole(s.peer, meshv1.Role_ROLE_BOOTSTRAP) || n.network.HasRole(s.peer, meshv1.Role_ROLE_ORK) {
 		n.Announce()
 	}

@@ -26,6 +26,7 @@ type session struct {
 	gone    chan struct{} // closed with the connection
 	ended   time.Time     // guarded by sessions.mu
 
+	life    *pulse       // watch alone asks it
 	heard   atomic.Int64 // monotonic nanoseconds since the node's start
 	suspect atomic.Bool
 	watched atomic.Int32 // times somebody wants silence noticed
@@ -35,6 +36,8 @@ type session struct {
 	rtt     atomic.Int64 // nanoseconds of the last ping
 	streams atomic.Int32 // open streams of the mesh, both ways
 	pace    pacer        // of this side's bulk
+
+	upgrades upgrades
 
 	mu         sync.Mutex
 	who        *Caller // the peer, once this node admitted it
@@ -48,9 +51,9 @@ type session struct {
 	pings      *pinger
 }
 
-func newSession(c network.Conn, now int64) *session {
+func newSession(c network.Conn, life *pulse, now int64) *session {
 	s := &session{
-		conn: c, peer: c.RemotePeer(), inbound: c.Stat().Direction == network.DirInbound,
+		conn: c, life: life, peer: c.RemotePeer(), inbound: c.Stat().Direction == network.DirInbound,
 		relayed: isRelayed(c.RemoteMultiaddr()), address: c.RemoteMultiaddr().String(), opened: time.Now(),
 		gone: make(chan struct{}), known: make(chan struct{}), settled: make(chan struct{}),
 	}
@@ -217,8 +220,8 @@ func newSessions() *sessions {
 
 // begin makes the session of a new connection. The library says Connected before
 // it hands out the connection or its streams, and Disconnected after that.
-func (t *sessions) begin(c network.Conn, now int64) *session {
-	s := newSession(c, now)
+func (t *sessions) begin(c network.Conn, life *pulse, now int64) *session {
+	s := newSession(c, life, now)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.byID[c] = s

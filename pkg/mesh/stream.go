@@ -199,6 +199,7 @@ func (c calls) Invoke(ctx context.Context, method string, args, reply any, opts 
 	for {
 		client, ok := c.n.client(c.p)
 		err := client.Invoke(ctx, method, args, reply, opts...)
+		client.calls.Add(-1)
 		if !errors.Is(err, rpc.ErrClosed) || !ok {
 			c.n.metrics.called(method, err)
 			return err
@@ -210,6 +211,11 @@ func (c calls) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	for {
 		client, ok := c.n.client(c.p)
 		s, err := client.NewStream(ctx, desc, method, opts...)
+		if err == nil {
+			context.AfterFunc(s.Context(), func() { client.calls.Add(-1) })
+		} else {
+			client.calls.Add(-1)
+		}
 		if !errors.Is(err, rpc.ErrClosed) || !ok {
 			c.n.metrics.called(method, err)
 			return s, err
@@ -217,22 +223,29 @@ func (c calls) NewStream(ctx context.Context, desc *grpc.StreamDesc, method stri
 	}
 }
 
-// client returns the client of a peer; ok is false when the node is closing, the
-// client then refuses.
-func (n *Node) client(p peer.ID) (c *rpc.Client, ok bool) {
+// client makes the calls to one peer.
+type client struct {
+	*rpc.Client
+	calls atomic.Int32 // that run
+}
+
+// client returns the client of a peer, with one call counted; ok is false when the
+// node is closing, the client then refuses.
+func (n *Node) client(p peer.ID) (c *client, ok bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.closing {
-		c = rpc.NewClient(p.String(), nil, nil)
+		c = &client{Client: rpc.NewClient(p.String(), nil, nil)}
 		c.Close()
 		return c, false
 	}
 	if c = n.clients[p]; c == nil {
-		c = rpc.NewClient(p.String(),
+		c = &client{Client: rpc.NewClient(p.String(),
 			func(ctx context.Context) (net.Conn, error) { return n.openRPC(ctx, p) },
-			func(ctx context.Context) (net.Conn, error) { return n.openCalls(ctx, p) })
+			func(ctx context.Context) (net.Conn, error) { return n.openCalls(ctx, p) })}
 		n.clients[p] = c
 	}
+	c.calls.Add(1)
 	return c, true
 }
 
