@@ -1,6 +1,9 @@
 package mesh
 
 import (
+	"container/list"
+	"io"
+	"net/netip"
 	"sync"
 	"time"
 
@@ -13,11 +16,23 @@ import (
 )
 
 // gate does the cheap part of admission: it keeps out keys that were refused
-// again and again, before they cost more than a handshake. Rates per address
-// are the resource manager's.
+// again and again, before they cost more than a handshake, and those who connect
+// and say nothing from taking the room of those who do. Rates per address are the
+// resource manager's.
 type gate struct {
 	mu   sync.Mutex
 	keys map[peer.ID]*record
+
+	mute   *list.List // of *mute: accepted over TCP, no handshake yet; oldest first
+	byAddr map[string]*list.Element
+	counts map[netip.Prefix]int
+}
+
+// mute is a connection that has not finished its handshake.
+type mute struct {
+	conn   io.Closer
+	addr   string
+	prefix netip.Prefix
 }
 
 type record struct {
@@ -29,9 +44,16 @@ const (
 	gateAfter  = 20               // refusals in a row
 	gateFor    = 15 * time.Second // shut time, and the memory of a refusal
 	gateMemory = 8192             // keys remembered
+
+	// The library gives a handshake 15 s. These stand well below its limit of
+	// connections in handshake (see limits.go), so that the oldest mute one goes
+	// and not the newest comer.
+	mutePerPrefix, muteTotal = 512, 1024
 )
 
-func newGate() *gate { return &gate{keys: make(map[peer.ID]*record)} }
+func newGate() *gate {
+	return &gate{keys: make(map[peer.ID]*record), mute: list.New(), byAddr: make(map[string]*list.Element), counts: make(map[netip.Prefix]int)}
+}
 
 // refused counts one refusal.
 func (g *gate) refused(p peer.ID) {
@@ -81,9 +103,57 @@ func (g *gate) open(p peer.ID) bool {
 
 func (g *gate) InterceptPeerDial(peer.ID) bool               { return true }
 func (g *gate) InterceptAddrDial(peer.ID, ma.Multiaddr) bool { return true }
-func (g *gate) InterceptAccept(network.ConnMultiaddrs) bool  { return true }
-func (g *gate) InterceptSecured(d network.Direction, p peer.ID, _ network.ConnMultiaddrs) bool {
-	return d == network.DirOutbound || g.open(p)
+
+// InterceptAccept remembers a TCP connection as mute and closes the oldest one
+// above the bounds. A QUIC connection has its handshake behind it.
+func (g *gate) InterceptAccept(c network.ConnMultiaddrs) bool {
+	conn, ok := c.(io.Closer)
+	if _, err := c.RemoteMultiaddr().ValueForProtocol(ma.P_TCP); !ok || err != nil {
+		return true
+	}
+	m := &mute{conn: conn, addr: c.RemoteMultiaddr().String(), prefix: prefixOf(c.RemoteMultiaddr())}
+	g.mu.Lock()
+	g.forget(m.addr)
+	var out *mute
+	for e := g.mute.Front(); e != nil; e = e.Next() {
+		if o := e.Value.(*mute); g.mute.Len() >= muteTotal || g.counts[m.prefix] >= mutePerPrefix && o.prefix == m.prefix {
+			out = o
+			g.forget(o.addr)
+			break
+		} else if g.counts[m.prefix] < mutePerPrefix {
+			break
+		}
+	}
+	g.byAddr[m.addr] = g.mute.PushBack(m)
+	g.counts[m.prefix]++
+	g.mu.Unlock()
+	if out != nil {
+		_ = out.conn.Close()
+	}
+	return true
+}
+
+// forget takes a connection off the mute ones; the lock is held.
+func (g *gate) forget(addr string) {
+	e := g.byAddr[addr]
+	if e == nil {
+		return
+	}
+	m := g.mute.Remove(e).(*mute)
+	delete(g.byAddr, addr)
+	if g.counts[m.prefix]--; g.counts[m.prefix] == 0 {
+		delete(g.counts, m.prefix)
+	}
+}
+
+func (g *gate) InterceptSecured(d network.Direction, p peer.ID, c network.ConnMultiaddrs) bool {
+	if d == network.DirOutbound {
+		return true
+	}
+	g.mu.Lock()
+	g.forget(c.RemoteMultiaddr().String())
+	g.mu.Unlock()
+	return g.open(p)
 }
 func (g *gate) InterceptUpgraded(network.Conn) (bool, control.DisconnectReason) { return true, 0 }
 
