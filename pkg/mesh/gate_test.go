@@ -69,4 +69,3 @@ func TestTheOldestMuteConnectionGoesFirst(t *testing.T) {
 		t.Error("quic connections count")
 	}
 }
-
