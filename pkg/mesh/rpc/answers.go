@@ -59,7 +59,7 @@ func (s *Server) ServeCalls(c net.Conn) {
 	defer cancel()
 	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]context.CancelFunc)}
 	a.room.L = &a.mu
-	if !s.begin(a) {
+	if !s.open(a) {
 		_ = c.Close()
 		return
 	}
@@ -206,10 +206,11 @@ func (j *job) call() (reply any, err error) {
 	if j.frame.header != nil {
 		ctx = metadata.NewIncomingContext(ctx, j.frame.header)
 	}
-	ctx, err = a.s.o.Authorize(ctx, a.conn.RemoteAddr(), m.name)
+	ctx, end, err := a.s.begin(ctx, m.name)
 	if err != nil {
 		return nil, err
 	}
+	defer end()
 	defer a.s.o.recover(m.name, &err)
 	ctx = grpc.NewContextWithServerTransportStream(ctx, j)
 	return m.handle(m.impl, ctx, func(into any) error {
@@ -375,7 +376,7 @@ func (s *Server) work(j *job) {
 	}
 }
 
-func (s *Server) begin(a *answers) bool {
+func (s *Server) open(a *answers) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {

@@ -56,6 +56,13 @@ func (s *sleeper) GetMetrics(context.Context, *meshv1.GetMetricsRequest) (*meshv
 	return &meshv1.GetMetricsResponse{Exposition: make([]byte, 1<<20)}, nil
 }
 
+func (s *sleeper) CheckNetwork(ctx context.Context, _ *meshv1.CheckNetworkRequest) (*meshv1.CheckNetworkResponse, error) {
+	s.sleeping.Add(1)
+	defer s.sleeping.Add(-1)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
 // place is a server on a loopback port and the connections made to it.
 type place struct {
 	t        *testing.T
@@ -198,6 +205,37 @@ func TestThousandCallsInFlightEndOnceWhenTheServerDies(t *testing.T) {
 		if most := p.service.most.Load(); most > 512 { // gRPC's bound; the stream of calls has half
 			t.Errorf("%d calls ran at a time", most)
 		}
+	})
+}
+
+func TestAMethodsTurnsAreBoundedForEachCaller(t *testing.T) {
+	onBoth(t, func(t *testing.T, p *place, c *rpc.Client) {
+		most := rpc.RightOf(meshv1.Node_CheckNetwork_FullMethodName).GetAtATime()
+		if most == 0 {
+			t.Fatal("the method this test is about has no bound")
+		}
+		stub := meshv1.NewNodeClient(c)
+		ctx, cancel := context.WithCancel(within(t))
+		var sleeping sync.WaitGroup
+		for range most {
+			sleeping.Go(func() { _, _ = stub.CheckNetwork(ctx, &meshv1.CheckNetworkRequest{}) })
+		}
+		eventually(t, "as many run as may", func() bool { return p.service.sleeping.Load() == int32(most) })
+		_, err := stub.CheckNetwork(within(t), &meshv1.CheckNetworkRequest{})
+		if fault.KindOf(err) != fault.Exhausted {
+			t.Errorf("one more ended with %v", err)
+		}
+		if _, err := stub.Ping(within(t), &meshv1.PingRequest{}); err != nil {
+			t.Errorf("another method: %v", err)
+		}
+		cancel()
+		sleeping.Wait()
+		eventually(t, "its turn comes", func() bool {
+			ctx, cancel := context.WithTimeout(within(t), 20*time.Millisecond)
+			defer cancel()
+			_, err := stub.CheckNetwork(ctx, &meshv1.CheckNetworkRequest{})
+			return fault.Is(err, fault.Timeout)
+		})
 	})
 }
 

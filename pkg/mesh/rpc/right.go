@@ -4,6 +4,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/cosmicac/cosmicac/pkg/fault"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
@@ -46,4 +47,38 @@ func findMethod(fullMethod string) protoreflect.MethodDescriptor {
 		return nil
 	}
 	return s.Methods().ByName(protoreflect.Name(name))
+}
+
+// turns counts the running calls of methods whose right bounds them, by caller.
+type turns struct {
+	mu      sync.Mutex
+	running map[turn]uint32
+}
+
+type turn struct{ caller, method string }
+
+func noTurn() {}
+
+// take counts one call of a method of which a caller may have most at a time.
+func (t *turns) take(caller, method string, most uint32) (end func(), err error) {
+	if most == 0 {
+		return noTurn, nil
+	}
+	k := turn{caller, method}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.running[k] >= most {
+		return nil, fault.New(fault.Exhausted, "call %s: %d run for this caller, and no more may at a time; wait for one to end", method, most)
+	}
+	if t.running == nil {
+		t.running = make(map[turn]uint32)
+	}
+	t.running[k]++
+	return func() {
+		t.mu.Lock()
+		defer t.mu.Unlock()
+		if t.running[k]--; t.running[k] == 0 {
+			delete(t.running, k)
+		}
+	}, nil
 }

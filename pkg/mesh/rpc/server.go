@@ -43,6 +43,7 @@ type Server struct {
 	done  chan struct{}
 	start sync.Once
 
+	turns   turns
 	unary   map[string]*unary // by full method; written before the first ServeCalls only
 	jobs    chan *job
 	stop    chan struct{}
@@ -78,19 +79,21 @@ func NewServer(o ServerOptions) *Server {
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
-			ctx, err = o.authorize(ctx, info.FullMethod)
+			ctx, end, err := s.begin(ctx, info.FullMethod)
 			if err != nil {
 				return nil, fault.ToGRPC(err)
 			}
+			defer end()
 			defer o.recover(info.FullMethod, &err)
 			resp, err = next(ctx, req)
 			return resp, fault.ToGRPC(err)
 		}),
 		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-			ctx, err := o.authorize(stream.Context(), info.FullMethod)
+			ctx, end, err := s.begin(stream.Context(), info.FullMethod)
 			if err != nil {
 				return fault.ToGRPC(err)
 			}
+			defer end()
 			defer o.recover(info.FullMethod, &err)
 			return fault.ToGRPC(next(srv, &serverStream{stream, ctx}))
 		}),
@@ -98,12 +101,17 @@ func NewServer(o ServerOptions) *Server {
 	return s
 }
 
-func (o *ServerOptions) authorize(ctx context.Context, fullMethod string) (context.Context, error) {
+// begin authorises a call and counts it; end when it is over.
+func (s *Server) begin(ctx context.Context, fullMethod string) (_ context.Context, end func(), err error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return nil, fault.New(fault.Denied, "call %s: the caller is not known", fullMethod)
+		return nil, nil, fault.New(fault.Denied, "call %s: the caller is not known", fullMethod)
 	}
-	return o.Authorize(ctx, p.Addr, fullMethod)
+	if ctx, err = s.o.Authorize(ctx, p.Addr, fullMethod); err != nil {
+		return nil, nil, err
+	}
+	end, err = s.turns.take(p.Addr.String(), fullMethod, RightOf(fullMethod).GetAtATime())
+	return ctx, end, err
 }
 
 // recover keeps one broken handler from ending the daemon, and says so.

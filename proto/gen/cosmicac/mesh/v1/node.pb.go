@@ -2876,32 +2876,36 @@ const file_cosmicac_mesh_v1_node_proto_rawDesc = "" +
 	"\x13ListServicesRequest\"b\n" +
 	"\x14ListServicesResponse\x12\x1a\n" +
 	"\bservices\x18\x01 \x03(\tR\bservices\x12.\n" +
-	"\x13file_descriptor_set\x18\x02 \x01(\fR\x11fileDescriptorSet2\xfd\t\n" +
+	"\x13file_descriptor_set\x18\x02 \x01(\fR\x11fileDescriptorSet2\x8d\n" +
+	"\n" +
 	"\x04Node\x12Q\n" +
 	"\x04Ping\x12\x1d.cosmicac.mesh.v1.PingRequest\x1a\x1e.cosmicac.mesh.v1.PingResponse\"\n" +
 	"\xca\xc1\x18\x06\x10\x01\x18\x01(\x01\x12j\n" +
 	"\rGetInstanceId\x12&.cosmicac.mesh.v1.GetInstanceIdRequest\x1a'.cosmicac.mesh.v1.GetInstanceIdResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12V\n" +
-	"\aGetInfo\x12 .cosmicac.mesh.v1.GetInfoRequest\x1a!.cosmicac.mesh.v1.GetInfoResponse\"\x06\xca\xc1\x18\x02\x10\x01\x12a\n" +
+	"\aGetInfo\x12 .cosmicac.mesh.v1.GetInfoRequest\x1a!.cosmicac.mesh.v1.GetInfoResponse\"\x06\xca\xc1\x18\x02\x10\x01\x12c\n" +
 	"\n" +
-	"GetMetrics\x12#.cosmicac.mesh.v1.GetMetricsRequest\x1a$.cosmicac.mesh.v1.GetMetricsResponse\"\b\xca\xc1\x18\x04\n" +
-	"\x02\x06\a\x12c\n" +
+	"GetMetrics\x12#.cosmicac.mesh.v1.GetMetricsRequest\x1a$.cosmicac.mesh.v1.GetMetricsResponse\"\n" +
+	"\xca\xc1\x18\x06\n" +
+	"\x02\x06\a8\x04\x12e\n" +
 	"\n" +
-	"StreamLogs\x12#.cosmicac.mesh.v1.StreamLogsRequest\x1a$.cosmicac.mesh.v1.StreamLogsResponse\"\b\xca\xc1\x18\x04\n" +
-	"\x02\x06\a0\x01\x12\\\n" +
-	"\tListPeers\x12\".cosmicac.mesh.v1.ListPeersRequest\x1a#.cosmicac.mesh.v1.ListPeersResponse\"\x06\xca\xc1\x18\x02\x10\x01\x12c\n" +
+	"StreamLogs\x12#.cosmicac.mesh.v1.StreamLogsRequest\x1a$.cosmicac.mesh.v1.StreamLogsResponse\"\n" +
+	"\xca\xc1\x18\x06\n" +
+	"\x02\x06\a8\x100\x01\x12^\n" +
+	"\tListPeers\x12\".cosmicac.mesh.v1.ListPeersRequest\x1a#.cosmicac.mesh.v1.ListPeersResponse\"\b\xca\xc1\x18\x04\x10\x018\x10\x12c\n" +
 	"\n" +
 	"GetNetwork\x12#.cosmicac.mesh.v1.GetNetworkRequest\x1a$.cosmicac.mesh.v1.GetNetworkResponse\"\n" +
-	"\xca\xc1\x18\x06\x10\x01\x18\x01(\x01\x12a\n" +
+	"\xca\xc1\x18\x06\x10\x01\x18\x01(\x01\x12c\n" +
 	"\n" +
-	"PutNetwork\x12#.cosmicac.mesh.v1.PutNetworkRequest\x1a$.cosmicac.mesh.v1.PutNetworkResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12]\n" +
-	"\tTracePeer\x12\".cosmicac.mesh.v1.TracePeerRequest\x1a#.cosmicac.mesh.v1.TracePeerResponse\"\a\xca\xc1\x18\x03\n" +
-	"\x01\a\x12Z\n" +
-	"\bPingPeer\x12!.cosmicac.mesh.v1.PingPeerRequest\x1a\".cosmicac.mesh.v1.PingPeerResponse\"\a\xca\xc1\x18\x03\n" +
-	"\x01\a\x12f\n" +
-	"\fCheckNetwork\x12%.cosmicac.mesh.v1.CheckNetworkRequest\x1a&.cosmicac.mesh.v1.CheckNetworkResponse\"\a\xca\xc1\x18\x03\n" +
-	"\x01\a\x12f\n" +
-	"\fRunSpeedTest\x12%.cosmicac.mesh.v1.RunSpeedTestRequest\x1a&.cosmicac.mesh.v1.RunSpeedTestResponse\"\a\xca\xc1\x18\x03\n" +
-	"\x01\a\x12e\n" +
+	"PutNetwork\x12#.cosmicac.mesh.v1.PutNetworkRequest\x1a$.cosmicac.mesh.v1.PutNetworkResponse\"\n" +
+	"\xca\xc1\x18\x06\x10\x01\x18\x018\x10\x12_\n" +
+	"\tTracePeer\x12\".cosmicac.mesh.v1.TracePeerRequest\x1a#.cosmicac.mesh.v1.TracePeerResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x01\a8\x04\x12\\\n" +
+	"\bPingPeer\x12!.cosmicac.mesh.v1.PingPeerRequest\x1a\".cosmicac.mesh.v1.PingPeerResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x01\a8\x10\x12h\n" +
+	"\fCheckNetwork\x12%.cosmicac.mesh.v1.CheckNetworkRequest\x1a&.cosmicac.mesh.v1.CheckNetworkResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x01\a8\x02\x12h\n" +
+	"\fRunSpeedTest\x12%.cosmicac.mesh.v1.RunSpeedTestRequest\x1a&.cosmicac.mesh.v1.RunSpeedTestResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x01\a8\x01\x12e\n" +
 	"\fListServices\x12%.cosmicac.mesh.v1.ListServicesRequest\x1a&.cosmicac.mesh.v1.ListServicesResponse\"\x06\xca\xc1\x18\x02\x10\x01B@Z>github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1;meshv1b\x06proto3"
 
 var (

@@ -113,7 +113,10 @@ type Right struct {
 	// Clients with a live grant for this agent.
 	Clients bool `protobuf:"varint,5,opt,name=clients,proto3" json:"clients,omitempty"`
 	// Keys that nobody admitted. Only the join request needs it.
-	Guests        bool `protobuf:"varint,6,opt,name=guests,proto3" json:"guests,omitempty"`
+	Guests bool `protobuf:"varint,6,opt,name=guests,proto3" json:"guests,omitempty"`
+	// Calls of the method that one key may have running at a time; 0 leaves it to
+	// the bounds of all calls together.
+	AtATime       uint32 `protobuf:"varint,7,opt,name=at_a_time,json=atATime,proto3" json:"at_a_time,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -190,6 +193,13 @@ func (x *Right) GetGuests() bool {
 	return false
 }
 
+func (x *Right) GetAtATime() uint32 {
+	if x != nil {
+		return x.AtATime
+	}
+	return 0
+}
+
 var file_cosmicac_mesh_v1_right_proto_extTypes = []protoimpl.ExtensionInfo{
 	{
 		ExtendedType:  (*descriptorpb.MethodOptions)(nil),
@@ -213,14 +223,15 @@ var File_cosmicac_mesh_v1_right_proto protoreflect.FileDescriptor
 
 const file_cosmicac_mesh_v1_right_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccosmicac/mesh/v1/right.proto\x12\x10cosmicac.mesh.v1\x1a google/protobuf/descriptor.proto\"\xb3\x01\n" +
+	"\x1ccosmicac/mesh/v1/right.proto\x12\x10cosmicac.mesh.v1\x1a google/protobuf/descriptor.proto\"\xcf\x01\n" +
 	"\x05Right\x12,\n" +
 	"\x05roles\x18\x01 \x03(\x0e2\x16.cosmicac.mesh.v1.RoleR\x05roles\x12\x18\n" +
 	"\amembers\x18\x02 \x01(\bR\amembers\x12\x16\n" +
 	"\x06agents\x18\x03 \x01(\bR\x06agents\x12\x18\n" +
 	"\ajoining\x18\x04 \x01(\bR\ajoining\x12\x18\n" +
 	"\aclients\x18\x05 \x01(\bR\aclients\x12\x16\n" +
-	"\x06guests\x18\x06 \x01(\bR\x06guests*\x97\x01\n" +
+	"\x06guests\x18\x06 \x01(\bR\x06guests\x12\x1a\n" +
+	"\tat_a_time\x18\a \x01(\rR\aatATime*\x97\x01\n" +
 	"\x04Role\x12\x14\n" +
 	"\x10ROLE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eROLE_BOOTSTRAP\x10\x01\x12\x11\n" +
