@@ -54,12 +54,20 @@ func (e *environment) lookFrom(ctx context.Context, operator, from string, limit
 		if err != nil {
 			return err
 		}
-		err = f(ctx, remote{meshv1.NewNodeClient(n.Client(p))}, n.Network())
-		if fault.Is(err, fault.Unsupported) {
+		client := meshv1.NewNodeClient(n.Client(p))
+		err = f(ctx, remote{client}, n.Network())
+		if fault.Is(err, fault.Unsupported) && older(ctx, client) {
 			return fault.Wrap(fault.Unsupported, err, "%s is older than this cosmicac and cannot look at the mesh for it; update it, or leave --from away", name)
 		}
 		return err
 	})
+}
+
+// older tells whether a daemon is from before nodes explained themselves: what came
+// with it is missing, too.
+func older(ctx context.Context, c meshv1.NodeClient) bool {
+	_, err := c.ListServices(ctx, &meshv1.ListServicesRequest{})
+	return fault.Is(err, fault.Unsupported)
 }
 
 // onePeer turns a name, a role of one member, or any key into a peer and what to
@@ -163,7 +171,7 @@ func (e *environment) pingCommand(operator *string) *cobra.Command {
 				r := result{Name: t.name, Key: t.key, RoundTripsMS: []float64{}}
 				answer, err := v.PingPeer(ctx, &meshv1.PingPeerRequest{Key: t.key, Count: *count})
 				if err = fault.FromGRPC(err); err != nil {
-					if fault.Is(err, fault.Unsupported) && *from != "" {
+					if fault.Is(err, fault.Unsupported) {
 						return err
 					}
 					r.Error = err.Error()
