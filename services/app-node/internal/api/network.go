@@ -3,7 +3,6 @@ package api
 import (
 	"context"
 	"encoding/base64"
-	"strings"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -138,47 +137,6 @@ func (s *Server) health(ctx context.Context, _ *struct{}) (*healthOutput, error)
 	for _, w := range health.Warnings {
 		out.Body.Warnings = append(out.Body.Warnings, Warning{Daemon: w.Daemon, Code: w.GetCode(), Severity: w.GetSeverity(), Text: w.GetText(),
 			Remedy: w.GetRemedy(), Since: stamp(w.GetSince())})
-	}
-	return out, nil
-}
-
-// Peer is one connection of app-node.
-type Peer struct {
-	Key                   string     `json:"key"`
-	Name                  string     `json:"name"`
-	Roles                 []string   `json:"roles"`
-	Class                 string     `json:"class"`
-	Transport             string     `json:"transport" doc:"tcp or quic"`
-	Relayed               bool       `json:"relayed"`
-	Address               string     `json:"address" doc:"Only administrators see it"`
-	Inbound               bool       `json:"inbound"`
-	RoundTripMicroseconds int64      `json:"round_trip_microseconds"`
-	ConnectedAt           *time.Time `json:"connected_at,omitempty"`
-	Suspect               bool       `json:"suspect" doc:"Silent for 2 s"`
-}
-
-type meshOutput struct {
-	Body struct {
-		Key   string `json:"key" doc:"app-node's own"`
-		Peers []Peer `json:"peers"`
-	}
-}
-
-func (s *Server) mesh(ctx context.Context, _ *struct{}) (*meshOutput, error) {
-	out := &meshOutput{}
-	out.Body.Key, out.Body.Peers = s.Fleet.Node.ID().String(), []Peer{}
-	admin := caller(ctx).User.Administrator
-	for _, p := range s.Fleet.Peers() {
-		peer := Peer{Key: p.GetKey(), Name: p.GetName(), Roles: []string{}, Class: enumName(p.GetClass().String(), "CLASS_"), Transport: p.GetTransport(),
-			Relayed: p.GetRelayed(), Inbound: p.GetInbound(), RoundTripMicroseconds: p.GetRoundTripMicroseconds(),
-			ConnectedAt: stamp(p.GetConnectedAt()), Suspect: p.GetSuspect()}
-		for _, role := range p.GetRoles() {
-			peer.Roles = append(peer.Roles, strings.ReplaceAll(enumName(role.String(), "ROLE_"), "_", "-"))
-		}
-		if admin {
-			peer.Address = p.GetAddress()
-		}
-		out.Body.Peers = append(out.Body.Peers, peer)
 	}
 	return out, nil
 }

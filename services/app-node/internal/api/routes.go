@@ -70,7 +70,7 @@ func (s *Server) routes() {
 
 	add(s, route{"GET", "/network", "get-network", Authenticated, "", 200, "Network", "Signed records that a peer needs to join"}, s.getNetwork)
 	add(s, route{"GET", "/health", "get-health", Authenticated, "", 200, "Network", "Warnings of every daemon"}, s.health)
-	add(s, route{"GET", "/mesh", "get-mesh", Authenticated, "", 200, "Network", "Whom app-node is connected to"}, s.mesh)
+	add(s, route{"GET", "/mesh", "get-mesh", Admin, "", 200, "Network", "Every daemon and the links between them"}, s.mesh)
 }
 
 // add puts one row into the table. A handler's error becomes a problem here.

@@ -1,4 +1,5 @@
-// Package fleet asks the daemons of the network how they are.
+// Package fleet asks the daemons of the network how they are and whom they are
+// connected to.
 //
 // Each is asked beside the others and waited for a short time; one that does not
 // answer is a warning, not an error. Answers are kept for two seconds so that many
@@ -26,7 +27,6 @@ import (
 type Node interface {
 	ID() peer.ID
 	Client(p peer.ID, addrs ...string) grpc.ClientConnInterface
-	Peers() []*meshv1.Peer
 }
 
 // Options are the parts of a Fleet.
@@ -44,11 +44,8 @@ type Options struct {
 // Fleet is safe for concurrent use.
 type Fleet struct {
 	Options
-
-	mu      sync.Mutex
-	last    Health
-	asked   time.Time
-	running chan struct{}
+	health kept[Health]
+	mesh   kept[Mesh]
 }
 
 // New makes a Fleet.
@@ -74,39 +71,59 @@ var daemonRoles = []meshv1.Role{
 	meshv1.Role_ROLE_WORKER, meshv1.Role_ROLE_PROXY, meshv1.Role_ROLE_MONITOR,
 }
 
+// daemon is the key of a member that answers when asked.
+func daemon(m *meshv1.Member) (peer.ID, bool) {
+	key, err := identity.ParseID(m.GetKey())
+	return key, err == nil && slices.ContainsFunc(m.GetRoles(), func(r meshv1.Role) bool { return slices.Contains(daemonRoles, r) })
+}
+
 const (
 	atOnce = 16
 	keep   = 2 * time.Second
+	// Bounds of what one daemon is believed to say.
+	mostWarnings, mostPeers = 50, 8192
 )
 
 // Health asks every daemon of the roster, or answers what was just heard.
-func (f *Fleet) Health(ctx context.Context) (Health, error) {
+func (f *Fleet) Health(ctx context.Context) (Health, error) { return f.health.get(ctx, f.Now, f.ask) }
+
+// kept is an answer that many ask for: one question at a time, its answer good for
+// a moment.
+type kept[T any] struct {
+	mu      sync.Mutex
+	last    T
+	asked   time.Time
+	running chan struct{}
+}
+
+func (k *kept[T]) get(ctx context.Context, now func() time.Time, ask func(context.Context) T) (T, error) {
 	for {
-		f.mu.Lock()
-		if age := f.Now().Sub(f.asked); !f.asked.IsZero() && age >= 0 && age < keep {
-			defer f.mu.Unlock()
-			return f.last, nil
+		k.mu.Lock()
+		if age := now().Sub(k.asked); !k.asked.IsZero() && age >= 0 && age < keep {
+			defer k.mu.Unlock()
+			return k.last, nil
 		}
-		if running := f.running; running != nil {
-			f.mu.Unlock()
+		if running := k.running; running != nil {
+			k.mu.Unlock()
 			select {
 			case <-running:
 				continue
 			case <-ctx.Done():
-				return Health{}, ctx.Err()
+				var none T
+				return none, ctx.Err()
 			}
 		}
 		done := make(chan struct{})
-		f.running = done
-		f.mu.Unlock()
+		k.running = done
+		k.mu.Unlock()
 
 		// Not the caller's context: others wait for the same answer.
-		health := f.ask(context.WithoutCancel(ctx))
-		f.mu.Lock()
-		f.last, f.asked, f.running = health, f.Now(), nil
-		f.mu.Unlock()
+		answer := ask(context.WithoutCancel(ctx))
+		k.mu.Lock()
+		k.last, k.asked, k.running = answer, now(), nil
+		k.mu.Unlock()
 		close(done)
-		return health, nil
+		return answer, nil
 	}
 }
 
@@ -121,8 +138,8 @@ func (f *Fleet) ask(ctx context.Context) Health {
 		own      = "app-node"
 	)
 	for _, member := range f.Members() {
-		key, err := identity.ParseID(member.GetKey())
-		if err != nil || !slices.ContainsFunc(member.GetRoles(), func(r meshv1.Role) bool { return slices.Contains(daemonRoles, r) }) {
+		key, ok := daemon(member)
+		if !ok {
 			continue
 		}
 		if key == f.Node.ID() {
@@ -179,8 +196,7 @@ func (f *Fleet) askOne(ctx context.Context, slots chan struct{}, key peer.ID) []
 		return f.silent(err)
 	}
 	warnings := info.GetWarnings()
-	const most = 50
-	return warnings[:min(len(warnings), most)]
+	return warnings[:min(len(warnings), mostWarnings)]
 }
 
 func (f *Fleet) silent(err error) []*meshv1.Warning {
@@ -191,6 +207,3 @@ func (f *Fleet) silent(err error) []*meshv1.Warning {
 		Since:  timestamppb.New(f.Now()),
 	}}
 }
-
-// Peers lists the connections of the own node.
-func (f *Fleet) Peers() []*meshv1.Peer { return f.Node.Peers() }
