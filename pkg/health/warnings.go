@@ -59,8 +59,8 @@ const (
 )
 
 var declared = []Warning{
-	{RosterExpiresSoon, Warn, "the roster expires at %s, in %s", "sign a new one: `cosmicac network renew`"},
-	{RosterExpired, Error, "the roster expired at %s: members are refused", "sign a new one now with the root key or the online signer: `cosmicac network renew`"},
+	{RosterExpiresSoon, Warn, "the roster expires at %s, in %s", "sign a new one with a root key: `cosmicac network renew`, with --request FILE where the root key is offline"},
+	{RosterExpired, Error, "the roster expired at %s: members are refused", "sign a new one now with a root key: `cosmicac network renew`, with --request FILE where the root key is offline"},
 	{NoBootstrapReachable, Error, "none of %s bootstraps can be reached: %s", "see that a mesh-bootstrap runs and that its mesh port is open to this host in TCP and UDP"},
 	{ClockSkew, Warn, "the clock of %s differs from this one by %s", "run a time service (chrony, systemd-timesyncd) on both hosts; over 15 minutes signed records are refused"},
 	{ClusterUnreachable, Error, "the Kubernetes API at %s does not answer: %s", "see that the API server runs and that this host reaches it; running jobs go on meanwhile"},

@@ -116,7 +116,5 @@ func TestDaemonsAndAgentsFollowNewRootKeysAndMovedBootstraps(t *testing.T) {
 	if _, err := meshv1.NewNodeClient(daemon.node.Client(s.bootstraps[0].key.ID())).Ping(call, &meshv1.PingRequest{}); !fault.Is(err, fault.Denied) {
 		t.Errorf("the revoked daemon calls and gets %v", err)
 	}
-	if !guest.linked(s) {
-		t.Error("the agent was cut, too")
-	}
+	eventually(t, "the agent keeps its links", func() bool { return guest.linked(s) })
 }

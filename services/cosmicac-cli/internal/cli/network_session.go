@@ -22,6 +22,7 @@ import (
 const (
 	bootstrapLimit = 15 * time.Second // one call to a bootstrap, dialing included
 	memberLimit    = 5 * time.Second  // to any other member
+	membersLimit   = 30 * time.Second // to all of them
 	callsAtOnce    = 16
 )
 
@@ -189,15 +190,23 @@ func (s *session) handOut(ctx context.Context, moved bool) error {
 	others := slices.DeleteFunc(slices.Clone(s.network.Roster().GetMembers()), func(m *meshv1.Member) bool {
 		return isBootstrap(m) || m.GetKey() == s.node.ID().String()
 	})
+	// Who is refused as a stranger by the bootstraps is one to the others, too.
+	if fault.Is(none, fault.Denied) {
+		others = nil
+	}
+	limited, cancel := context.WithTimeout(ctx, membersLimit)
+	defer cancel()
 	took := 0
-	for _, o := range s.each(ctx, others, memberLimit, give) {
+	for _, o := range s.each(limited, others, memberLimit, give) {
 		if o.err == nil {
 			took++
 		}
 	}
-	fmt.Fprintf(s.out, "%d of %d other members took it from here\n", took, len(others))
+	if len(others) > 0 {
+		fmt.Fprintf(s.out, "%d of %d other members took it from here\n", took, len(others))
+	}
 	if none != nil && took == 0 {
-		return fault.Wrap(fault.KindOf(none), none, "it is kept in %s and nobody has it yet; hand it out with `cosmicac network apply` once a bootstrap can be reached", s.dir)
+		return fault.Wrap(fault.KindOf(none), none, "it is kept in %s and nobody has it yet; hand it out with `cosmicac network apply` once a bootstrap can be reached, or take it to one by hand with export and restore --state", s.dir)
 	}
 	return nil
 }

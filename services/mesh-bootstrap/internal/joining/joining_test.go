@@ -78,12 +78,17 @@ func TestRequestIsKeptUntilTheRosterListsItsKey(t *testing.T) {
 	t.Parallel()
 	o, k := newOffice(t), key(t)
 	in := &meshv1.RequestJoinRequest{Name: "worker-1", Roles: []meshv1.Role{meshv1.Role_ROLE_WORKER}, Proof: trust.JoinProof([]byte("secret"), k.ID())}
+	asked := o.now
 	for range 3 { // one of a key
 		answer, err := o.ask(k, "192.0.2.1", in)
 		want(t, err, "")
 		if answer.GetAdmitted() || answer.GetRosterEnvelope() != nil {
 			t.Fatal("admitted by asking")
 		}
+		if !answer.GetFirstSeenAt().AsTime().Equal(asked) {
+			t.Errorf("the request stands since %s, not %s", asked, answer.GetFirstSeenAt().AsTime())
+		}
+		o.now = o.now.Add(time.Minute)
 	}
 	o.open(o.network) // a restart
 	list := o.list()
