@@ -3,7 +3,8 @@
 //
 // A sign-in is an opaque token, "cat_" and random digits, of which only the
 // SHA-256 is kept. It lasts 24 h from its last use and 30 days in all, and ends at
-// once when the password changes or the user is disabled.
+// once when the password changes or the user is disabled; so do the grants that
+// were signed on its strength.
 //
 // The package does not speak HTTP, know about jobs, or keep API keys; rows are in
 // package store.
@@ -43,8 +44,8 @@ type Options struct {
 	Now    func() time.Time
 	// Idle is how long a token lasts after its last use, Longest how long in all.
 	Idle, Longest time.Duration
-	// OnChange is called after a change that may concern API keys: a user was
-	// disabled, enabled or deleted. It must not block.
+	// OnChange is called after a change that may concern API keys or grants: a user
+	// was changed, deleted or signed out everywhere. It must not block.
 	OnChange func()
 }
 
@@ -73,8 +74,11 @@ type Person struct {
 	Projects []store.Project
 	// ExpiresAt is when the token ends if it is not used again.
 	ExpiresAt time.Time
-	hash      []byte
-	limit     time.Time
+	// GrantEpoch is what a grant for the person may be signed under: it was read
+	// together with what the person may do.
+	GrantEpoch uint64
+	hash       []byte
+	limit      time.Time
 }
 
 // Personal is the id of the person's own project.
@@ -194,7 +198,7 @@ func (a *Accounts) Introspect(ctx context.Context, token string) (Person, error)
 	if err != nil {
 		return Person{}, err
 	}
-	return Person{User: session.User, Projects: session.Projects, ExpiresAt: session.Token.ExpiresAt, hash: hash, limit: session.Token.Limit}, nil
+	return Person{User: session.User, Projects: session.Projects, ExpiresAt: session.Token.ExpiresAt, GrantEpoch: session.GrantEpoch, hash: hash, limit: session.Token.Limit}, nil
 }
 
 // prolong writes at most once in a twenty-fourth of the idle time, so that use
@@ -216,7 +220,18 @@ func (a *Accounts) Logout(ctx context.Context, p Person) error {
 	return a.Store.RemoveToken(ctx, p.hash)
 }
 
-// ChangePassword sets a person's own password and ends all of their sign-ins.
+// EndSessions ends every sign-in of a user and voids every grant: their open
+// shells close.
+func (a *Accounts) EndSessions(ctx context.Context, userID string) error {
+	err := a.Store.EndSessions(ctx, userID, a.Now())
+	if err == nil {
+		a.OnChange()
+	}
+	return err
+}
+
+// ChangePassword sets a person's own password and ends all of their sign-ins and
+// shells.
 func (a *Accounts) ChangePassword(ctx context.Context, p Person, current, next, address string) error {
 	key := p.User.ID + "\x00" + address
 	if wait := a.perPair.Take(key); wait > 0 {

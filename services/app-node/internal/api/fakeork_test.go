@@ -20,6 +20,7 @@ type fakeOrk struct {
 	orkv1.UnimplementedJobsServer
 	orkv1.UnimplementedRacksServer
 	orkv1.UnimplementedEndpointsServer
+	orkv1.UnimplementedRevocationsServer
 
 	mu       sync.Mutex
 	jobs     map[string]*orkv1.Job
@@ -31,17 +32,39 @@ type fakeOrk struct {
 	hang bool
 	// watches counts WatchJobs streams that were opened.
 	watches int
+	// floors are by user and project; highest is at least the highest of them.
+	floors  map[[2]string]uint64
+	highest uint64
 }
 
 func newFakeOrk() *fakeOrk {
 	return &fakeOrk{jobs: map[string]*orkv1.Job{}, byKey: map[string]string{}, racks: map[string]*orkv1.Rack{},
-		watchers: map[chan *orkv1.WatchJobsResponse]struct{}{}}
+		watchers: map[chan *orkv1.WatchJobsResponse]struct{}{}, floors: map[[2]string]uint64{}}
 }
 
 func (f *fakeOrk) register(to grpc.ServiceRegistrar) {
 	orkv1.RegisterJobsServer(to, f)
 	orkv1.RegisterRacksServer(to, f)
 	orkv1.RegisterEndpointsServer(to, f)
+	orkv1.RegisterRevocationsServer(to, f)
+}
+
+func (f *fakeOrk) PutGrantFloors(_ context.Context, r *orkv1.PutGrantFloorsRequest) (*orkv1.PutGrantFloorsResponse, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, p := range r.GetFloors() {
+		key := [2]string{p.GetFloor().GetUserId(), p.GetProjectId()}
+		f.floors[key] = max(f.floors[key], p.GetFloor().GetMinimumEpoch())
+		f.highest = max(f.highest, f.floors[key])
+	}
+	return &orkv1.PutGrantFloorsResponse{HighestEpoch: f.highest}, nil
+}
+
+// floor is the lowest epoch that a user's grants for a project's jobs may have.
+func (f *fakeOrk) floor(userID, projectID string) uint64 {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return max(f.floors[[2]string{userID, projectID}], f.floors[[2]string{userID, ""}])
 }
 
 func (f *fakeOrk) wait(ctx context.Context) error {

@@ -83,22 +83,23 @@ func (l *lines) String() string {
 
 // lab is one app-node with a fake orchestrator behind real gRPC.
 type lab struct {
-	t        *testing.T
-	url      string
-	ork      *fakeOrk
-	clock    *clock
-	log      *lines
-	store    *store.Store
-	server   *api.Server
-	accounts *account.Accounts
-	keys     *apikeys.Keys
-	network  *trust.Network
-	registry *prometheus.Registry
-	peers    *grpc.ClientConn
-	key      *identity.Key
-	away     *toggle
-	dir      string
-	admin    string
+	t           *testing.T
+	url         string
+	ork         *fakeOrk
+	clock       *clock
+	log         *lines
+	store       *store.Store
+	server      *api.Server
+	accounts    *account.Accounts
+	keys        *apikeys.Keys
+	revocations *grants.Revocations
+	network     *trust.Network
+	registry    *prometheus.Registry
+	peers       *grpc.ClientConn
+	key         *identity.Key
+	away        *toggle
+	dir         string
+	admin       string
 }
 
 type toggle struct {
@@ -157,7 +158,7 @@ func serveGRPC(t *testing.T, register func(grpc.ServiceRegistrar)) *grpc.ClientC
 	return conn
 }
 
-func newLab(t *testing.T) *lab {
+func newLab(t *testing.T, set ...func(*api.Options)) *lab {
 	t.Helper()
 	ctx := t.Context()
 	l := &lab{t: t, ork: newFakeOrk(), clock: &clock{now: time.Now().UTC().Truncate(time.Millisecond)}, log: &lines{}, away: &toggle{},
@@ -182,7 +183,7 @@ func newLab(t *testing.T) *lab {
 	hmacKey := must(apikeys.LoadHMACKey(filepath.Join(l.dir, "api-keys.hmac")))
 	l.keys = apikeys.New(apikeys.Options{Store: l.store, HMACKey: hmacKey, IDs: ids, Random: rand.Reader, Now: l.clock.Now})
 	l.accounts = account.New(account.Options{Store: l.store, Hasher: must(account.NewHasher(rand.Reader, 2)), IDs: ids, Random: rand.Reader,
-		Now: l.clock.Now, Idle: 24 * time.Hour, Longest: 30 * 24 * time.Hour, OnChange: l.keys.Changed})
+		Now: l.clock.Now, Idle: 24 * time.Hour, Longest: 30 * 24 * time.Hour, OnChange: func() { l.keys.Changed(); l.revocations.Changed() }})
 	connect := func() (grpc.ClientConnInterface, error) {
 		if l.away.get() {
 			return nil, io.ErrUnexpectedEOF
@@ -193,16 +194,22 @@ func newLab(t *testing.T) *lab {
 	running, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	group.Go(func() { _ = watch.Run(running) })
+	ork := orchestrator.NewClient(connect, 2*time.Second, nil)
+	l.revocations = grants.NewRevocations(l.store, ork.PutGrantFloors, log.Named("revocations"))
+	group.Go(func() { _ = l.revocations.Run(running) })
 	members := func() []*meshv1.Member { return l.network.Roster().GetMembers() }
-	l.server = api.New(api.Options{
+	options := api.Options{
 		Store: l.store, Accounts: l.accounts, Keys: l.keys, Catalogue: catalogue.New(l.store),
-		Ork: orchestrator.NewClient(connect, 500*time.Millisecond, nil), Watch: watch,
+		Ork: ork, Watch: watch,
 		Grants: &grants.Signer{Key: l.key, Network: l.network, Now: l.clock.Now, Validity: 12 * time.Hour},
 		Fleet: fleet.New(fleet.Options{Node: noMesh{l.key.ID()}, Members: members, Now: l.clock.Now, Timeout: time.Second,
 			Own: func() []*meshv1.Warning { return []*meshv1.Warning{{Code: "roster_expires", Severity: "warning"}} }}),
 		Network: l.network, Log: log, Metrics: l.registry, Now: l.clock.Now, Version: "test", KeepAlive: 50 * time.Millisecond,
-		ReadTimeout: 2 * time.Second, WriteTimeout: 3 * time.Second,
-	})
+	}
+	for _, f := range set {
+		f(&options)
+	}
+	l.server = api.New(options)
 	listener := must(net.Listen("tcp", "127.0.0.1:0"))
 	group.Go(func() {
 		if err := l.server.Serve(running, listener); err != nil {

@@ -324,7 +324,7 @@ func (s *Server) createGrant(ctx context.Context, in *grantInput) (*grantOutput,
 	if err != nil {
 		return nil, err
 	}
-	granted, err := s.Grants.Sign(grants.Request{Job: job, ClientKey: in.Body.ClientKey, Rights: in.Body.Rights, UserID: caller(ctx).User.ID})
+	granted, err := s.Grants.Sign(grants.Request{Job: job, ClientKey: in.Body.ClientKey, Rights: in.Body.Rights, UserID: caller(ctx).User.ID, Epoch: caller(ctx).GrantEpoch})
 	if err != nil {
 		return nil, err
 	}

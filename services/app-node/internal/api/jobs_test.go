@@ -14,6 +14,7 @@ import (
 
 	"github.com/cosmicac/cosmicac/pkg/identity"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/api"
 )
 
 type jobView struct {
@@ -398,11 +399,11 @@ func TestAJobWhoseImageLeftTheCatalogueCanBeReadAndDeleted(t *testing.T) {
 
 func TestAnEventStreamOutlivesTheTimeoutsOfOtherRequests(t *testing.T) {
 	t.Parallel()
-	l := newLab(t)
+	l := newLab(t, func(o *api.Options) { o.ReadTimeout, o.WriteTimeout = 4*time.Second, 5*time.Second })
 	jobID := l.job(l.admin, container("followed"))
 	f := l.follow(jobID, l.admin)
 	f.until("queued", 0)
-	time.Sleep(4 * time.Second) // longer than the lab's read and write timeouts
+	time.Sleep(6 * time.Second) // longer than both
 	l.ork.change(jobID, func(j *orkv1.Job) { j.State = orkv1.State_STATE_RUNNING })
 	f.until("running", 0)
 	if f.comments == 0 {

@@ -74,6 +74,16 @@ func (s *Server) logout(ctx context.Context, _ *struct{}) (*nothing, error) {
 	return nil, s.Accounts.Logout(ctx, caller(ctx))
 }
 
+func (s *Server) logoutEverywhere(ctx context.Context, _ *struct{}) (*nothing, error) {
+	target(ctx, caller(ctx).User.ID)
+	return nil, s.Accounts.EndSessions(ctx, caller(ctx).User.ID)
+}
+
+func (s *Server) logoutUser(ctx context.Context, in *UserPath) (*nothing, error) {
+	target(ctx, in.ID)
+	return nil, s.Accounts.EndSessions(ctx, in.ID)
+}
+
 type meOutput struct {
 	Body struct {
 		User      UserSummary `json:"user"`

@@ -32,11 +32,13 @@ func (s *Server) routes() {
 
 	add(s, route{"POST", "/login", "login", Public, "login", 200, "People", "Sign in with email and password"}, s.login)
 	add(s, route{"POST", "/logout", "logout", Authenticated, "logout", 204, "People", "End this sign-in"}, s.logout)
+	add(s, route{"POST", "/me/logout-everywhere", "logout-everywhere", Authenticated, "logout.everywhere", 204, "People", "End all my sign-ins and close my shells"}, s.logoutEverywhere)
 	add(s, route{"GET", "/me", "get-me", Authenticated, "", 200, "People", "Who I am"}, s.me)
-	add(s, route{"POST", "/me/password", "change-my-password", Authenticated, "password.change", 204, "People", "Change my password and end all my sign-ins"}, s.changePassword)
+	add(s, route{"POST", "/me/password", "change-my-password", Authenticated, "password.change", 204, "People", "Change my password, end all my sign-ins and close my shells"}, s.changePassword)
 	add(s, route{"GET", "/users", "list-users", Admin, "", 200, "People", "List users"}, s.listUsers)
 	add(s, route{"POST", "/users", "create-user", Admin, "user.create", 201, "People", "Make a user"}, s.createUser)
 	add(s, route{"PATCH", "/users/{id}", "change-user", Admin, "user.change", 200, "People", "Change a user's password, power or access"}, s.changeUser)
+	add(s, route{"POST", "/users/{id}/logout", "logout-user", Admin, "user.logout", 204, "People", "End all sign-ins of a user and close their shells"}, s.logoutUser)
 	add(s, route{"DELETE", "/users/{id}", "delete-user", Admin, "user.delete", 204, "People", "Remove a user who has no jobs"}, s.deleteUser)
 	add(s, route{"GET", "/audit", "list-audit", Admin, "", 200, "People", "Who did what, newest first"}, s.listAudit)
 

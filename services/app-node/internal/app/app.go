@@ -70,9 +70,11 @@ func Run(ctx context.Context, env *daemon.Env, cfg Config) error {
 		return err
 	}
 	ids := id.NewSource(time.Now, rand.Reader)
+	// Filled in below, once the orchestrator can be asked and before anybody is let in.
+	var revocations *grants.Revocations
 	keys := apikeys.New(apikeys.Options{Store: db, HMACKey: hmacKey, IDs: ids, Random: rand.Reader, Now: time.Now})
 	accounts := account.New(account.Options{Store: db, Hasher: hasher, IDs: ids, Random: rand.Reader, Now: time.Now,
-		Idle: cfg.Sessions.Idle, Longest: cfg.Sessions.Longest, OnChange: keys.Changed})
+		Idle: cfg.Sessions.Idle, Longest: cfg.Sessions.Longest, OnChange: func() { keys.Changed(); revocations.Changed() }})
 	warnWithoutAdministrator(ctx, env, db)
 
 	node, err := env.Mesh(ctx, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_APP_NODE })
@@ -98,11 +100,14 @@ func Run(ctx context.Context, env *daemon.Env, cfg Config) error {
 		}
 	})
 	env.Go("watch of the orchestrator", watch.Run)
+	ork := orchestrator.NewClient(connect, orchestrator.Timeout, countCalls(env.Metrics))
+	revocations = grants.NewRevocations(db, ork.PutGrantFloors, env.Log.Named("revocations"))
+	env.Go("revocations", revocations.Run)
 	env.Go("pruning", func(ctx context.Context) error { return prune(ctx, env, db, cfg.Retention) })
 
 	server := api.New(api.Options{
 		Store: db, Accounts: accounts, Keys: keys, Catalogue: catalogue.New(db),
-		Ork: orchestrator.NewClient(connect, orchestrator.Timeout, countCalls(env.Metrics)), Watch: watch,
+		Ork: ork, Watch: watch,
 		Grants: &grants.Signer{Key: env.Key, Network: env.Network, Now: time.Now, Validity: cfg.Grants.Validity},
 		Fleet: fleet.New(fleet.Options{Node: node, Now: time.Now, Timeout: 2 * time.Second,
 			Members: func() []*meshv1.Member { return env.Network.Roster().GetMembers() }, Own: env.Health.List}),
@@ -221,6 +226,7 @@ func prune(ctx context.Context, env *daemon.Env, db *store.Store, r RetentionCon
 		now := time.Now()
 		for what, remove := range map[string]func() error{
 			"tokens":        func() error { return db.PruneTokens(ctx, now) },
+			"revocations":   func() error { return db.PruneGrantFloors(ctx, now.Add(-grants.Remembered)) },
 			"audit":         func() error { return db.PruneAudit(ctx, now.Add(-r.Audit)) },
 			"usage records": func() error { return db.PruneUsageRecords(ctx, now.Add(-r.UsageRecords)) },
 		} {

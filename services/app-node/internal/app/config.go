@@ -6,6 +6,7 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/daemon"
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/catalogue"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/grants"
 )
 
 // Config is app-node's configuration; app-node.example.yaml explains every key.
@@ -75,7 +76,7 @@ func (c *Config) Validate() (faults []fault.Detail) {
 	}{
 		{"sessions.idle", c.Sessions.Idle, time.Minute, 30 * day},
 		{"sessions.longest", c.Sessions.Longest, time.Minute, 365 * day},
-		{"grants.validity", c.Grants.Validity, time.Minute, 7 * day},
+		{"grants.validity", c.Grants.Validity, time.Minute, grants.Longest},
 		{"retention.audit", c.Retention.Audit, day, 100 * 365 * day},
 		{"retention.usage_records", c.Retention.UsageRecords, 7 * day, 100 * 365 * day},
 	} {

@@ -1,8 +1,9 @@
 // Package grants signs the records that let one client key reach one agent.
 //
 // A grant is a statement of app-node: agents check its signature, and that the
-// roster delegates the signing of grants to this key. The package does not check
-// who owns the job, does not dial agents, and keeps nothing.
+// roster delegates the signing of grants to this key. Each names the epoch it was
+// signed under; Revocations has agents told which epochs of whom are void. The
+// package does not check who owns the job, does not dial agents, and keeps nothing.
 package grants
 
 import (
@@ -43,6 +44,9 @@ type Request struct {
 	// Rights is empty for all.
 	Rights []string
 	UserID string
+	// Epoch was read together with the user's right to the job, so that a right
+	// that is taken away meanwhile voids the grant.
+	Epoch uint64
 }
 
 // Granted is a signed grant and how to use it.
@@ -76,15 +80,14 @@ func (s *Signer) Sign(r Request) (Granted, error) {
 	network := s.Network.ID()
 	now := s.Now().UTC().Truncate(time.Second)
 	grant := &meshv1.Grant{
-		NetworkId: network[:],
-		ClientKey: client.String(),
-		AgentKey:  agent.String(),
-		JobId:     r.Job.GetId(),
-		Rights:    rights,
-		NotBefore: timestamppb.New(now),
-		NotAfter:  timestamppb.New(now.Add(s.Validity)),
-		// The first epoch: ork voids lower ones with its first order to an agent.
-		Epoch:          1,
+		NetworkId:      network[:],
+		ClientKey:      client.String(),
+		AgentKey:       agent.String(),
+		JobId:          r.Job.GetId(),
+		Rights:         rights,
+		NotBefore:      timestamppb.New(now),
+		NotAfter:       timestamppb.New(now.Add(s.Validity)),
+		Epoch:          r.Epoch,
 		UserId:         r.UserID,
 		AgentAddresses: addresses(attempt.GetAgentAddresses()),
 		SshHostKey:     bounded(attempt.GetSshHostKey(), 4<<10),

@@ -118,6 +118,13 @@ func (c *Client) DeleteJob(ctx context.Context, id, actor string) (*orkv1.Job, e
 	return r.GetJob(), err
 }
 
+// PutGrantFloors hands over which grants are void, and returns the highest epoch
+// that the orchestrator holds.
+func (c *Client) PutGrantFloors(ctx context.Context, floors []*orkv1.ProjectGrantFloor) (highest uint64, err error) {
+	r, err := call(ctx, c, "PutGrantFloors", orkv1.NewRevocationsClient, orkv1.RevocationsClient.PutGrantFloors, &orkv1.PutGrantFloorsRequest{Floors: floors})
+	return r.GetHighestEpoch(), err
+}
+
 // Events lists a job's transitions after a sequence number, oldest first.
 func (c *Client) Events(ctx context.Context, id string, after uint64) ([]*orkv1.Event, error) {
 	r, err := call(ctx, c, "ListEvents", orkv1.NewJobsClient, orkv1.JobsClient.ListEvents, &orkv1.ListEventsRequest{JobId: id, AfterSequence: after})

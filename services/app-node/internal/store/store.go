@@ -1,5 +1,5 @@
-// Package store is all SQL of app-node: users, projects, tokens, API keys, the
-// catalogue, the audit log and the usage ledger, in one SQLite file.
+// Package store is all SQL of app-node: users, projects, tokens, API keys, what
+// was revoked of grants, the catalogue, the audit log and the usage ledger, in one SQLite file.
 //
 // It keeps what it is given and enforces what must hold over rows (unique
 // emails, at least one administrator, one count per usage record). It does not

@@ -23,6 +23,9 @@ type Session struct {
 	Token    Token
 	User     User
 	Projects []Project
+	// GrantEpoch is what a grant may be signed under on the strength of this
+	// session: what is revoked later voids it.
+	GrantEpoch uint64
 }
 
 // AddToken stores a token.
@@ -62,7 +65,11 @@ func (s *Store) Session(ctx context.Context, hash []byte, now time.Time) (sessio
 			return fault.New(fault.NotFound, "there is no such token")
 		}
 		projects, err := projectsIn(ctx, tx, u.ID)
-		session = Session{Token: t, User: u, Projects: projects}
+		if err != nil {
+			return err
+		}
+		epoch, err := grantEpoch(ctx, tx)
+		session = Session{Token: t, User: u, Projects: projects, GrantEpoch: epoch}
 		return err
 	})
 	return session, err

@@ -80,8 +80,8 @@ func createUser(ctx context.Context, tx *sql.Tx, u User, personal Project) error
 
 // EnsureAdministrator makes u the administrator of an installation that has none.
 // With reset, an administrator may exist already, and a user with this email gets
-// the new password and the power, is enabled, and loses every token. The id that
-// stands for the email afterwards is returned.
+// the new password and the power, is enabled, and loses every token and grant. The
+// id that stands for the email afterwards is returned.
 func (s *Store) EnsureAdministrator(ctx context.Context, u User, personal Project, reset bool) (id string, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
 		var existing sql.NullString
@@ -98,6 +98,13 @@ func (s *Store) EnsureAdministrator(ctx context.Context, u User, personal Projec
 		case err == sql.ErrNoRows:
 			return createUser(ctx, tx, u, personal)
 		case err != nil:
+			return err
+		}
+		was, err := userIn(ctx, tx, id)
+		if err != nil {
+			return err
+		}
+		if err := revokeGrants(ctx, tx, was, u.CreatedAt); err != nil {
 			return err
 		}
 		_, err = tx.ExecContext(ctx, "UPDATE users SET password_hash = ?, administrator = 1, disabled = 0, updated_at = ? WHERE id = ?",
@@ -155,14 +162,16 @@ func (s *Store) Users(ctx context.Context) (users []User, err error) {
 	return users, err
 }
 
-// ChangeUser applies a change. A new password or disabling revokes every token of
-// the user at once. The last enabled administrator stays one.
+// ChangeUser applies a change. A new password or disabling revokes every token and
+// grant of the user at once, losing the administrator's power every grant. The last
+// enabled administrator stays one.
 func (s *Store) ChangeUser(ctx context.Context, id string, change UserChange, now time.Time) (u User, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
 		if u, err = userIn(ctx, tx, id); err != nil {
 			return err
 		}
 		wasActive := u.Administrator && !u.Disabled
+		was := u
 		if change.PasswordHash != nil {
 			u.PasswordHash = *change.PasswordHash
 		}
@@ -174,6 +183,11 @@ func (s *Store) ChangeUser(ctx context.Context, id string, change UserChange, no
 		}
 		if wasActive && (!u.Administrator || u.Disabled) {
 			if err := anotherAdministrator(ctx, tx, id); err != nil {
+				return err
+			}
+		}
+		if change.PasswordHash != nil || (u.Disabled && !was.Disabled) || (was.Administrator && !u.Administrator) {
+			if err := revokeGrants(ctx, tx, was, now); err != nil {
 				return err
 			}
 		}
@@ -191,8 +205,8 @@ func (s *Store) ChangeUser(ctx context.Context, id string, change UserChange, no
 	return u, err
 }
 
-// DeleteUser ends a user: tokens go, API keys are revoked, the email is free
-// again. The row stays for the audit log and the ledger.
+// DeleteUser ends a user: tokens go, grants and API keys are revoked, the email is
+// free again. The row stays for the audit log and the ledger.
 func (s *Store) DeleteUser(ctx context.Context, id string, now time.Time) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
 		u, err := userIn(ctx, tx, id)
@@ -203,6 +217,9 @@ func (s *Store) DeleteUser(ctx context.Context, id string, now time.Time) error 
 			if err := anotherAdministrator(ctx, tx, id); err != nil {
 				return err
 			}
+		}
+		if err := revokeGrants(ctx, tx, u, now); err != nil {
+			return err
 		}
 		ms := milliseconds(now)
 		if _, err := tx.ExecContext(ctx, "UPDATE users SET deleted_at = ?, disabled = 1, password_hash = '', updated_at = ? WHERE id = ?", ms, ms, id); err != nil {
