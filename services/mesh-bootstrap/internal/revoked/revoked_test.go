@@ -112,7 +112,7 @@ func TestStoppedAttemptsAgentLosesTheBootstrapAndItsRelay(t *testing.T) {
 		k := newKey()
 		now := time.Now()
 		env := must(trust.SealCertificate(orkKey, &meshv1.JobCertificate{
-			NetworkId: id[:], Key: k.ID().String(), JobId: "j-1", ReplicaId: "r-1", AttemptId: attempt, RackId: "rk-1",
+			NetworkId: id[:], Key: k.ID().String(), JobId: "j-0000000000001", ReplicaId: "r-0000000000001", AttemptId: attempt, RackId: "rk-0000000000001",
 			NotBefore: timestamppb.New(now), NotAfter: timestamppb.New(now.Add(time.Hour)), Epoch: 1,
 		}))
 		return start(mesh.Options{Key: k, Network: must(trust.NewMemory(id[:], network.RootKeys())), Credential: mesh.Certificate(env)}, func(*mesh.Node) {})
@@ -126,13 +126,13 @@ func TestStoppedAttemptsAgentLosesTheBootstrapAndItsRelay(t *testing.T) {
 		}
 		return err
 	}
-	stopped, runs := agent("a-stopped"), agent("a-runs")
+	stopped, runs := agent("a-0000000000001"), agent("a-0000000000002")
 	for _, a := range []*mesh.Node{stopped, runs} {
 		if err := ping(a); err != nil {
 			t.Fatal(err)
 		}
 	}
-	told.void <- &orkv1.VoidCertificate{AttemptId: "a-stopped", Until: timestamppb.New(time.Now().Add(time.Hour))}
+	told.void <- &orkv1.VoidCertificate{AttemptId: "a-0000000000001", Until: timestamppb.New(time.Now().Add(time.Hour))}
 	eventually(t, "the stopped attempt's agent is cut", func() bool { return !boot.Connected(stopped.ID()) })
 	eventually(t, "and refused in words", func() bool { return fault.Is(ping(stopped), fault.Denied) })
 	if err := ping(runs); err != nil {
@@ -141,7 +141,7 @@ func TestStoppedAttemptsAgentLosesTheBootstrapAndItsRelay(t *testing.T) {
 
 	// It is refused after a restart too, before wrk-ork was heard.
 	eventually(t, "the list is on disk", func() bool { _, err := os.Stat(path); return err == nil })
-	void := mesh.Caller{Certificate: &meshv1.JobCertificate{AttemptId: "a-stopped"}}
+	void := mesh.Caller{Certificate: &meshv1.JobCertificate{AttemptId: "a-0000000000001"}}
 	if err := must(revoked.Open(path, hclog.NewNullLogger(), nil)).Vet(void); !fault.Is(err, fault.Denied) {
 		t.Errorf("after a restart: %v", err)
 	}
