@@ -22,6 +22,7 @@ import (
 	"github.com/libp2p/go-libp2p/core/peerstore"
 	ma "github.com/multiformats/go-multiaddr"
 	mh "github.com/multiformats/go-multihash"
+	"google.golang.org/protobuf/proto"
 )
 
 const (
@@ -29,6 +30,8 @@ const (
 	providerLife = 70 * time.Second
 	// findLimit bounds one FindRole when its context does not.
 	findLimit = 5 * time.Second
+	// cardPages bounds what one registry may answer: 3 MiB each.
+	cardPages = 16
 )
 
 // makeDHT makes this node's part of the network's own Kademlia DHT: no filters, so
@@ -202,29 +205,38 @@ func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) ([]*
 	defer cancel()
 	registries := n.bootstraps()
 	type answer struct {
-		held *meshv1.ListCardsResponse
-		fail string
+		envelopes [][]byte
+		fail      string // why there are no more
+		any       bool
 	}
 	answers := make(chan answer, len(registries))
 	for _, b := range registries {
 		go func() {
-			held, err := meshv1.NewCardsClient(n.Client(b.ID)).ListCards(ctx, request)
-			if err != nil {
-				n.log.Debug("a registry did not answer", "key", b.ID, "reason", err)
-				answers <- answer{fail: n.nameOf(b.ID) + ": " + shortError(err)}
-				return
+			var a answer
+			page := proto.Clone(request).(*meshv1.ListCardsRequest)
+			for range cardPages {
+				held, err := meshv1.NewCardsClient(n.Client(b.ID)).ListCards(ctx, page)
+				if err != nil {
+					n.log.Debug("a registry did not answer", "key", b.ID, "reason", err)
+					a.fail = n.nameOf(b.ID) + ": " + shortError(err)
+					break
+				}
+				a.any, a.envelopes = true, append(a.envelopes, held.GetCardEnvelopes()...)
+				if page.AfterKey = held.GetLastKey(); page.AfterKey == "" {
+					break
+				}
 			}
-			answers <- answer{held: held}
+			answers <- a
 		}()
 	}
 	newest := make(map[string]*meshv1.Card)
 	var failures []string
 	for range registries {
 		a := <-answers
-		if a.held == nil {
+		if !a.any {
 			failures = append(failures, a.fail)
 		}
-		for _, envelope := range a.held.GetCardEnvelopes() {
+		for _, envelope := range a.envelopes {
 			card, err := n.network.CheckCard(envelope, n.now())
 			if err == nil && !card.GetTombstone() && (newest[card.GetKey()] == nil || newest[card.GetKey()].GetSequence() < card.GetSequence()) {
 				newest[card.GetKey()] = card

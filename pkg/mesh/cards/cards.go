@@ -14,6 +14,7 @@ package cards
 import (
 	"bytes"
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -49,6 +50,7 @@ type Registry struct {
 	mu      sync.Mutex
 	entries map[string]*entry
 	places  int // MaxCards, smaller in tests
+	page    int // maxAnswerBytes, smaller in tests
 	reserve int
 	swept   time.Time
 	watch   map[chan struct{}]struct{}
@@ -67,7 +69,7 @@ func New(network *trust.Network, clock func() time.Time) *Registry {
 	if clock == nil {
 		clock = time.Now
 	}
-	return &Registry{network: network, clock: clock, entries: make(map[string]*entry), places: MaxCards, reserve: memberReserve,
+	return &Registry{network: network, clock: clock, entries: make(map[string]*entry), places: MaxCards, page: maxAnswerBytes, reserve: memberReserve,
 		watch: make(map[chan struct{}]struct{})}
 }
 
@@ -138,35 +140,40 @@ func (r *Registry) Put(caller mesh.Caller, envelope []byte) error {
 	return nil
 }
 
-// ListCards returns the live cards that match every filter that is set. A list
-// that would not fit one message is cut; ask by key, job or role then.
+// ListCards returns the live cards that match every filter that is set, by key,
+// as many as fit one message. Cards put between two pages may be missed.
 func (r *Registry) ListCards(_ context.Context, request *meshv1.ListCardsRequest) (*meshv1.ListCardsResponse, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock()
+	matches := func(key string, e *entry) bool {
+		return e.live(now) && key > request.GetAfterKey() &&
+			(request.GetKey() == "" || request.GetKey() == key) &&
+			(request.GetRole() == meshv1.Role_ROLE_UNSPECIFIED || request.GetRole() == e.card.GetRole()) &&
+			(request.GetJobId() == "" || request.GetJobId() == e.card.GetJobId())
+	}
+	var keys []string
+	if key := request.GetKey(); key != "" {
+		if e := r.entries[key]; e != nil && matches(key, e) {
+			keys = []string{key}
+		}
+	} else {
+		for key, e := range r.entries {
+			if matches(key, e) {
+				keys = append(keys, key)
+			}
+		}
+		slices.Sort(keys)
+	}
 	answer := &meshv1.ListCardsResponse{}
 	size := 0
-	add := func(e *entry) bool {
-		if !e.live(now) || (request.GetRole() != meshv1.Role_ROLE_UNSPECIFIED && e.card.GetRole() != request.GetRole()) ||
-			(request.GetJobId() != "" && e.card.GetJobId() != request.GetJobId()) {
-			return true
-		}
-		if size += len(e.envelope) + 8; size > maxAnswerBytes {
-			return false
-		}
-		answer.CardEnvelopes = append(answer.CardEnvelopes, e.envelope)
-		return true
-	}
-	if key := request.GetKey(); key != "" {
-		if e := r.entries[key]; e != nil {
-			add(e)
-		}
-		return answer, nil
-	}
-	for _, e := range r.entries {
-		if !add(e) {
+	for i, key := range keys {
+		envelope := r.entries[key].envelope
+		if size += len(envelope) + 8; size > r.page {
+			answer.LastKey = keys[i-1]
 			break
 		}
+		answer.CardEnvelopes = append(answer.CardEnvelopes, envelope)
 	}
 	return answer, nil
 }

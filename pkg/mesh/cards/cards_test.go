@@ -153,6 +153,43 @@ func TestOlderCardNeverReplacesANewerOneOrATombstone(t *testing.T) {
 	}
 }
 
+func TestALongListComesInPages(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	all := make(map[string]bool)
+	for range 9 {
+		k := d.key()
+		want(t, d.registry.Put(mesh.Caller{ID: k.ID(), Class: meshv1.Class_CLASS_CLIENT}, d.card(k, func(c *meshv1.Card) { c.Role = meshv1.Role_ROLE_UNSPECIFIED })), "")
+		all[k.ID().String()] = true
+	}
+	one, err := d.registry.ListCards(context.Background(), &meshv1.ListCardsRequest{})
+	if err != nil || len(one.GetCardEnvelopes()) != 9 || one.GetLastKey() != "" {
+		t.Fatalf("in one page: %d cards, last key %q, %v", len(one.GetCardEnvelopes()), one.GetLastKey(), err)
+	}
+	d.registry.page = 2*len(one.GetCardEnvelopes()[0]) + 64
+	after, pages := "", 0
+	for {
+		got, err := d.registry.ListCards(context.Background(), &meshv1.ListCardsRequest{AfterKey: after})
+		if err != nil {
+			t.Fatal(err)
+		}
+		pages++
+		for _, envelope := range got.GetCardEnvelopes() {
+			card, err := trust.OpenCard(envelope)
+			if err != nil || !all[card.GetKey()] {
+				t.Fatalf("got %v twice or for nothing: %v", card, err)
+			}
+			delete(all, card.GetKey())
+		}
+		if after = got.GetLastKey(); after == "" {
+			break
+		}
+	}
+	if len(all) > 0 || pages != 5 {
+		t.Errorf("%d pages, %d cards in none", pages, len(all))
+	}
+}
+
 func TestRegistryIsBounded(t *testing.T) {
 	t.Parallel()
 	d := newDesk(t)

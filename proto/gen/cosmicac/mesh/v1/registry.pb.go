@@ -105,9 +105,11 @@ func (*PutCardResponse) Descriptor() ([]byte, []int) {
 type ListCardsRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Filters; all that are set must match.
-	Role          Role   `protobuf:"varint,1,opt,name=role,proto3,enum=cosmicac.mesh.v1.Role" json:"role,omitempty"`
-	Key           string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	JobId         string `protobuf:"bytes,3,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Role  Role   `protobuf:"varint,1,opt,name=role,proto3,enum=cosmicac.mesh.v1.Role" json:"role,omitempty"`
+	Key   string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	JobId string `protobuf:"bytes,3,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// The last key of the page before, to get the next one.
+	AfterKey      string `protobuf:"bytes,4,opt,name=after_key,json=afterKey,proto3" json:"after_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -163,9 +165,18 @@ func (x *ListCardsRequest) GetJobId() string {
 	return ""
 }
 
+func (x *ListCardsRequest) GetAfterKey() string {
+	if x != nil {
+		return x.AfterKey
+	}
+	return ""
+}
+
 type ListCardsResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	CardEnvelopes [][]byte               `protobuf:"bytes,1,rep,name=card_envelopes,json=cardEnvelopes,proto3" json:"card_envelopes,omitempty"`
+	// Set when there is a next page: the last key of this one.
+	LastKey       string `protobuf:"bytes,2,opt,name=last_key,json=lastKey,proto3" json:"last_key,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -205,6 +216,13 @@ func (x *ListCardsResponse) GetCardEnvelopes() [][]byte {
 		return x.CardEnvelopes
 	}
 	return nil
+}
+
+func (x *ListCardsResponse) GetLastKey() string {
+	if x != nil {
+		return x.LastKey
+	}
+	return ""
 }
 
 type RequestJoinRequest struct {
@@ -597,13 +615,15 @@ const file_cosmicac_mesh_v1_registry_proto_rawDesc = "" +
 	"\x1fcosmicac/mesh/v1/registry.proto\x12\x10cosmicac.mesh.v1\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"5\n" +
 	"\x0ePutCardRequest\x12#\n" +
 	"\rcard_envelope\x18\x01 \x01(\fR\fcardEnvelope\"\x11\n" +
-	"\x0fPutCardResponse\"g\n" +
+	"\x0fPutCardResponse\"\x84\x01\n" +
 	"\x10ListCardsRequest\x12*\n" +
 	"\x04role\x18\x01 \x01(\x0e2\x16.cosmicac.mesh.v1.RoleR\x04role\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x15\n" +
-	"\x06job_id\x18\x03 \x01(\tR\x05jobId\":\n" +
+	"\x06job_id\x18\x03 \x01(\tR\x05jobId\x12\x1b\n" +
+	"\tafter_key\x18\x04 \x01(\tR\bafterKey\"U\n" +
 	"\x11ListCardsResponse\x12%\n" +
-	"\x0ecard_envelopes\x18\x01 \x03(\fR\rcardEnvelopes\"l\n" +
+	"\x0ecard_envelopes\x18\x01 \x03(\fR\rcardEnvelopes\x12\x19\n" +
+	"\blast_key\x18\x02 \x01(\tR\alastKey\"l\n" +
 	"\x12RequestJoinRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12,\n" +
 	"\x05roles\x18\x02 \x03(\x0e2\x16.cosmicac.mesh.v1.RoleR\x05roles\x12\x14\n" +
@@ -626,10 +646,10 @@ const file_cosmicac_mesh_v1_registry_proto_rawDesc = "" +
 	"\x05proof\x18\x06 \x01(\fR\x05proof\"*\n" +
 	"\x16DropJoinRequestRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\x19\n" +
-	"\x17DropJoinRequestResponse2\xc1\x01\n" +
+	"\x17DropJoinRequestResponse2\xbf\x01\n" +
 	"\x05Cards\x12X\n" +
-	"\aPutCard\x12 .cosmicac.mesh.v1.PutCardRequest\x1a!.cosmicac.mesh.v1.PutCardResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12^\n" +
-	"\tListCards\x12\".cosmicac.mesh.v1.ListCardsRequest\x1a#.cosmicac.mesh.v1.ListCardsResponse\"\b\xca\xc1\x18\x04\x10\x018 2\xd7\x02\n" +
+	"\aPutCard\x12 .cosmicac.mesh.v1.PutCardRequest\x1a!.cosmicac.mesh.v1.PutCardResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12\\\n" +
+	"\tListCards\x12\".cosmicac.mesh.v1.ListCardsRequest\x1a#.cosmicac.mesh.v1.ListCardsResponse\"\x06\xca\xc1\x18\x02\x10\x012\xd7\x02\n" +
 	"\aJoining\x12f\n" +
 	"\vRequestJoin\x12$.cosmicac.mesh.v1.RequestJoinRequest\x1a%.cosmicac.mesh.v1.RequestJoinResponse\"\n" +
 	"\xca\xc1\x18\x06\x10\x010\x018\x02\x12s\n" +

@@ -32,7 +32,7 @@ const (
 type CardsClient interface {
 	// PutCard takes the caller's own card; another key's card is refused.
 	PutCard(ctx context.Context, in *PutCardRequest, opts ...grpc.CallOption) (*PutCardResponse, error)
-	// ListCards returns live cards, newest sequence each.
+	// ListCards returns live cards, newest sequence each, by key, a page at a time.
 	ListCards(ctx context.Context, in *ListCardsRequest, opts ...grpc.CallOption) (*ListCardsResponse, error)
 }
 
@@ -73,7 +73,7 @@ func (c *cardsClient) ListCards(ctx context.Context, in *ListCardsRequest, opts 
 type CardsServer interface {
 	// PutCard takes the caller's own card; another key's card is refused.
 	PutCard(context.Context, *PutCardRequest) (*PutCardResponse, error)
-	// ListCards returns live cards, newest sequence each.
+	// ListCards returns live cards, newest sequence each, by key, a page at a time.
 	ListCards(context.Context, *ListCardsRequest) (*ListCardsResponse, error)
 	mustEmbedUnimplementedCardsServer()
 }
