@@ -62,12 +62,20 @@ func (t *watchedTransport) Dial(ctx context.Context, a ma.Multiaddr, p peer.ID) 
 
 // DialWithUpdates implements transport.DialUpdater, which TCP has.
 func (t *watchedTransport) DialWithUpdates(ctx context.Context, a ma.Multiaddr, p peer.ID, updates chan<- transport.DialUpdate) (c transport.CapableConn, err error) {
+	quic := transportOf(a) == "quic"
+	if quic && t.n.seeksTCP(p) {
+		return nil, errNothing
+	}
 	ended := t.n.dialing(p, a)
 	defer func() { ended(err) }()
 	if u, ok := t.Transport.(transport.DialUpdater); ok && updates != nil {
 		return u.DialWithUpdates(ctx, a, p, updates)
 	}
-	return t.Transport.Dial(ctx, a, p)
+	c, err = t.Transport.Dial(ctx, a, p)
+	if err == nil && quic {
+		c = &aside{CapableConn: c}
+	}
+	return c, err
 }
 
 func (t *watchedTransport) Close() error {

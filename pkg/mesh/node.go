@@ -86,6 +86,7 @@ type Node struct {
 	announceNow   chan struct{}
 	spreadNow     chan struct{}
 	bootstrapsNow chan struct{}
+	spreading     chan struct{} // turns taken, see spread
 	closeOnce     sync.Once
 	closeErr      error
 }
@@ -105,7 +106,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		rightOf: rpc.RightOf, gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), metrics: newMetrics(), dials: newDials(),
 		clients: make(map[peer.ID]*client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
 		listening:   make(chan struct{}),
-		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1),
+		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1), spreading: make(chan struct{}, spreadWidth),
 	}
 	n.ctx, n.cancel = context.WithCancel(context.WithoutCancel(ctx))
 	n.book = openBook(o.StateDirectory, n.log)

@@ -26,6 +26,7 @@ type session struct {
 	gone    chan struct{} // closed with the connection
 	ended   time.Time     // guarded by sessions.mu
 
+	aside   *aside       // of QUIC that this node dialed
 	life    *pulse       // watch alone asks it
 	heard   atomic.Int64 // monotonic nanoseconds since the node's start
 	suspect atomic.Bool
@@ -38,6 +39,7 @@ type session struct {
 	pace    pacer        // of this side's bulk
 
 	upgrades upgrades
+	told     atomic.Bool // a telling of newer records runs
 
 	mu         sync.Mutex
 	who        *Caller // the peer, once this node admitted it
@@ -58,7 +60,23 @@ func newSession(c network.Conn, life *pulse, now int64) *session {
 		gone: make(chan struct{}), known: make(chan struct{}), settled: make(chan struct{}),
 	}
 	s.heard.Store(now)
+	c.As(&s.aside)
 	return s
+}
+
+// oneDial is how far connections that the same dial made may be apart.
+const oneDial = 2 * time.Second
+
+// rank orders the kinds of connection: relayed, QUIC, TCP, which costs less and
+// dies loudly.
+func (s *session) rank() int {
+	switch {
+	case s.relayed:
+		return 0
+	case s.transport() == "quic":
+		return 1
+	}
+	return 2
 }
 
 func isRelayed(a ma.Multiaddr) bool {
@@ -128,6 +146,13 @@ func (s *session) fail(err error) {
 
 func (s *session) failEnded() {
 	s.fail(fault.New(fault.Unreachable, "the connection to %s ended", s.peer))
+}
+
+// ending is the refusal or the end, nil while neither is known.
+func (s *session) ending() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.err
 }
 
 // ready tells whether both sides admitted each other and nothing ended it.
@@ -309,7 +334,8 @@ func (t *sessions) to(p peer.ID) []*session {
 
 // best picks which session new streams to p should take: admitted both ways,
 // not suspect before suspect, direct before relayed, younger before older (a peer
-// that dials again has often lost the old one).
+// that dials again has often lost the old one). Of those that one dial made it is
+// the better kind.
 func (t *sessions) best(p peer.ID) *session {
 	var best *session
 	for _, s := range t.to(p) {
@@ -326,6 +352,9 @@ func better(a, b *session) bool {
 	}
 	if a.relayed != b.relayed {
 		return b.relayed
+	}
+	if a.rank() != b.rank() && a.opened.Sub(b.opened).Abs() < oneDial {
+		return a.rank() > b.rank()
 	}
 	return a.opened.After(b.opened)
 }

@@ -409,6 +409,7 @@ type wire struct {
 	bulk    bool
 	paced   bool
 	once    sync.Once
+	done    atomic.Bool
 	closed  chan struct{} // of bulk
 	writing atomic.Int32
 	ended   func()
@@ -468,6 +469,7 @@ func (w *wire) Write(b []byte) (int, error) {
 
 func (w *wire) finish() {
 	w.once.Do(func() {
+		w.done.Store(true)
 		w.session.streams.Add(-1)
 		if w.closed != nil {
 			close(w.closed)
@@ -508,12 +510,19 @@ func (w *wire) classify(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
+	if kind, ok := resetKind(err); ok {
+		return fault.Wrap(kind, flat(err), "%s refused the stream", w.session.peer)
+	}
+	if w.session.conn.IsClosed() && !w.done.Load() {
+		// However its end shows here: QUIC's looks like a deadline or a closed stream.
+		if ended := w.session.ending(); ended != nil {
+			err = ended
+		}
+		return fault.Wrap(fault.Unreachable, flat(err), "the stream with %s broke", w.session.peer)
+	}
 	var timeout net.Error
 	if errors.As(err, &timeout) && timeout.Timeout() {
 		return err
-	}
-	if kind, ok := resetKind(err); ok {
-		return fault.Wrap(kind, flat(err), "%s refused the stream", w.session.peer)
 	}
 	if strings.Contains(err.Error(), "closed stream") || errors.Is(err, net.ErrClosed) {
 		return net.ErrClosed

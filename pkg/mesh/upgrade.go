@@ -1,12 +1,16 @@
 package mesh
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/libp2p/go-libp2p/core/network"
+	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/transport"
 	bhost "github.com/libp2p/go-libp2p/p2p/host/basic"
 	"github.com/libp2p/go-libp2p/p2p/protocol/holepunch"
 	"github.com/libp2p/go-libp2p/p2p/protocol/identify"
@@ -15,13 +19,13 @@ import (
 )
 
 // A connection that works is not always the best there could be: a relayed one
-// costs its relay. A better one is made beside it as soon as one can be. New
-// streams and calls take the better one, what runs on the old one goes on there,
-// and the old one is closed once nothing does.
+// costs its relay, and QUIC costs thrice the work of TCP. A better one is made
+// beside it as soon as one can be. New streams and calls take the better one, what
+// runs on the old one goes on there, and the old one is closed once nothing does.
 
 // upgradePauses are the waits before each try to better a connection; the last one
 // stays. The first is short: a peer that has just started does not know yet what
-// address it has outside.
+// address it has outside, or listens with QUIC alone so far.
 var upgradePauses = []time.Duration{time.Second, 5 * time.Second, 30 * time.Second, 2 * time.Minute, 5 * time.Minute}
 
 // upgrades is how far the tries to better one connection have come. Who set running
@@ -34,12 +38,15 @@ type upgrades struct {
 
 // upgrade makes a try to better s when one is due.
 func (n *Node) upgrade(s *session) {
-	// The side that was reached through the relay begins: it is the protocol's rule.
-	if !s.relayed || !s.inbound || !s.ready() || n.sessions.best(s.peer) != s || !n.canPunch() {
-		return
+	var try func(*session) error
+	switch {
+	case s.relayed && s.inbound && n.canPunch():
+		try = n.punch // the side that was reached through the relay begins: it is the protocol's rule
+	case s.aside != nil && (s.watched.Load() > 0 || s.streams.Load() > 0):
+		try = n.dialTCP
 	}
 	u := &s.upgrades
-	if !u.running.CompareAndSwap(false, true) {
+	if try == nil || !s.ready() || n.sessions.best(s.peer) != s || !u.running.CompareAndSwap(false, true) {
 		return
 	}
 	if u.next.IsZero() {
@@ -51,19 +58,77 @@ func (n *Node) upgrade(s *session) {
 	}
 	n.spawn(func() {
 		defer u.running.Store(false)
-		err := n.holes.DirectConnect(s.peer)
+		err := try(s)
 		switch {
 		case err == nil:
 		case errors.Is(err, holepunch.ErrHolePunchActive): // the service's own first try
 			u.next = time.Now().Add(upgradePauses[0])
 			return
 		case n.ctx.Err() == nil:
-			n.log.Debug("a connection stays relayed", "key", s.peer, "reason", flat(err))
+			n.log.Debug("no better connection yet", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", flat(err))
 		}
 		u.tries++
 		u.next = time.Now().Add(upgradePauses[min(u.tries, len(upgradePauses)-1)])
 	})
 }
+
+func (n *Node) punch(s *session) error { return n.holes.DirectConnect(s.peer) }
+
+// dialTCP dials the peer's TCP addresses at the place where QUIC reached it.
+func (n *Node) dialTCP(s *session) error {
+	at := prefixOf(s.conn.RemoteMultiaddr())
+	if !slices.ContainsFunc(n.host.Peerstore().Addrs(s.peer), func(a ma.Multiaddr) bool {
+		return transportOf(a) == "tcp" && prefixOf(a) == at
+	}) {
+		return errNothing
+	}
+	ctx, cancel := context.WithTimeout(network.WithForceDirectDial(n.ctx, "upgrade"), 10*time.Second)
+	defer cancel()
+	s.aside.stands.Store(true)
+	defer s.aside.stands.Store(false)
+	n.swarm().Backoff().Clear(s.peer)
+	conn, err := n.swarm().DialPeer(ctx, s.peer)
+	if err != nil {
+		return err
+	}
+	better := n.sessions.dialed(conn)
+	if better == nil {
+		return fault.New(fault.Unreachable, "the connection to %s ended at once", s.peer)
+	}
+	return better.wait(ctx)
+}
+
+// seeksTCP tells whether dialTCP runs for the peer: QUIC would be no gain.
+func (n *Node) seeksTCP(p peer.ID) bool {
+	return slices.ContainsFunc(n.sessions.to(p), func(s *session) bool { return s.aside != nil && s.aside.stands.Load() })
+}
+
+// aside is a QUIC connection that can stand aside: the library makes no second
+// direct connection to a peer, and asks a connection's transport whether it is one.
+type aside struct {
+	transport.CapableConn
+	stands atomic.Bool
+}
+
+// As finds the connection beneath the library's own.
+func (c *aside) As(target any) bool {
+	if t, ok := target.(**aside); ok {
+		*t = c
+		return true
+	}
+	return c.CapableConn.As(target)
+}
+
+func (c *aside) Transport() transport.Transport {
+	if c.stands.Load() {
+		return asideTransport{c.CapableConn.Transport()}
+	}
+	return c.CapableConn.Transport()
+}
+
+type asideTransport struct{ transport.Transport }
+
+func (asideTransport) Proxy() bool { return true }
 
 // makeHoles makes the hole punching service. The host's own would try once, when a
 // relayed connection begins, and never again.
@@ -92,7 +157,7 @@ func (n *Node) canPunch() bool {
 }
 
 // outranks tells whether s is of a better kind than o.
-func (s *session) outranks(o *session) bool { return o.relayed && !s.relayed }
+func (s *session) outranks(o *session) bool { return s.rank() > o.rank() }
 
 // overtake moves new calls, and the watch over a kept peer, to a connection that
 // has just been admitted when it is of a better kind than those before it.
