@@ -87,7 +87,8 @@ func (e *environment) readSecret(what string) (string, error) {
 }
 
 func (e *environment) logoutCommand() *cobra.Command {
-	return &cobra.Command{
+	var everywhere bool
+	c := &cobra.Command{
 		Use:   "logout",
 		Short: "End the login here and at the control plane",
 		Args:  cobra.NoArgs,
@@ -104,7 +105,15 @@ func (e *environment) logoutCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			callErr := api.Call(cmd.Context(), "POST", "/api/v1/logout", nil, nil, nil, nil)
+			path := "/api/v1/logout"
+			if everywhere {
+				path = "/api/v1/me/logout-everywhere"
+			}
+			callErr := api.Call(cmd.Context(), "POST", path, nil, nil, nil, nil)
+			if everywhere && callErr != nil {
+				// The token stays: it is what the next try needs.
+				return fault.Wrap(fault.KindOf(callErr), callErr, "end every login and shell: nothing was ended")
+			}
 			s.Token = ""
 			if err := s.Save(); err != nil {
 				return err
@@ -116,6 +125,8 @@ func (e *environment) logoutCommand() *cobra.Command {
 			return nil
 		},
 	}
+	c.Flags().BoolVar(&everywhere, "everywhere", false, "end your logins on every machine and close your shells")
+	return c
 }
 
 func (e *environment) whoamiCommand() *cobra.Command {

@@ -105,6 +105,7 @@ func TestEndToEnd(t *testing.T) {
 	run("bad input names the field and the rule, and leaves nothing", func(t *testing.T) { badInput(t, d) })
 	run("eight GPUs where nodes have four fail at once, recorded", func(t *testing.T) { neverFits(t, d) })
 	run("any one daemon is killed: jobs and shells do not notice", func(t *testing.T) { killed(t, d) })
+	run("a shell closes when its user is disabled, and when its job is deleted", func(t *testing.T) { revoked(t, d) })
 	run("a key that is not in the roster is denied in words", func(t *testing.T) { stranger(t, d) })
 	run("nothing listens beyond loopback and the ports of the table", func(t *testing.T) { listeners(t, d) })
 	run("a second demo beside the first does not collide", func(t *testing.T) { second(t, d) })
