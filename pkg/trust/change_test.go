@@ -315,3 +315,31 @@ func TestAnyMembersFolderHoldsWhatABackupNeeds(t *testing.T) {
 		t.Error("not the same network")
 	}
 }
+
+func TestKeptRecordsAreTakenAsFarAsTheyAreGood(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, "")
+	nid := l.ID()
+	moved := must[[]byte](t)(l.NextInfo(l.signer, time.Now(), func(i *meshv1.NetworkInfo) { i.Bootstraps[0].Addresses = []string{"/ip4/192.0.2.7/tcp/1"} }))
+	stale := proto.CloneOf(l.Roster())
+	stale.IssuedAt, stale.NotAfter = timestamppb.New(time.Unix(1e9, 0)), timestamppb.New(time.Now().Add(-time.Hour))
+	over := must[[]byte](t)(SealRoster(l.root, stale))
+	for _, c := range []struct {
+		what              string
+		roster, info      []byte
+		version, sequence uint64
+		want              fault.Kind
+	}{
+		{"an online signer's info, known by the roster beside it", l.RosterEnvelope(), moved, 1, 2, ""},
+		{"an expired roster beside a root key's info", over, l.InfoEnvelope(), 0, 1, fault.FailedPrecondition},
+		{"a damaged info beside a roster", l.RosterEnvelope(), moved[:40], 1, 0, fault.Invalid},
+		{"an info whose signer nobody knows", nil, moved, 0, 0, fault.Denied},
+	} {
+		n := must[*Network](t)(NewMemory(nid[:], l.RootKeys()))
+		changed, err := n.AdoptEach(c.roster, c.info)
+		wantKind(t, c.what, err, c.want)
+		if n.Roster().GetVersion() != c.version || n.Info().GetSequence() != c.sequence || changed != (c.version+c.sequence > 0) {
+			t.Errorf("%s: version %d, sequence %d, changed %v", c.what, n.Roster().GetVersion(), n.Info().GetSequence(), changed)
+		}
+	}
+}

@@ -77,11 +77,19 @@ func TestDaemonsAndAgentsFollowNewRootKeysAndMovedBootstraps(t *testing.T) {
 		eventually(t, "both bootstraps are linked", func() bool { return f.linked(s) })
 	}
 
+	// The second bootstrap is away while the root keys change; nobody who signed
+	// it is there when it comes back.
+	s.stop(1)
 	s.ok("network", "rotate-root")
 	root := must[*identity.Key](t)(identity.Load(filepath.Join(s.operator(), "root-2.key")))
 	for _, f := range followers {
 		eventually(t, "the new root keys are followed", func() bool { return f.network.IsRoot(root.ID()) && f.network.Roster().GetVersion() == 4 })
 	}
+	s.run(1, 4802)
+	eventually(t, "the late bootstrap learns from the others", func() bool {
+		n := s.holds(1)
+		return n != nil && n.IsRoot(root.ID()) && n.Roster().GetVersion() == 4
+	})
 
 	// The first bootstrap moves; nobody but the operator is told by hand.
 	s.stop(0)
@@ -93,19 +101,12 @@ func TestDaemonsAndAgentsFollowNewRootKeysAndMovedBootstraps(t *testing.T) {
 		})
 	}
 
-	// The second is away while a change is signed; nobody who signed it is there
-	// when it comes back.
-	s.stop(1)
-	s.ok("network", "renew")
-	s.run(1, 4802)
-	eventually(t, "the late bootstrap learns from the others", func() bool { n := s.holds(1); return n != nil && n.Roster().GetVersion() == 5 })
-
 	// Nothing goes backwards, whoever brings it.
 	old := must[*trust.Network](t)(trust.OpenDirectory(filepath.Join(s.path("born"), "network")))
 	call, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	answer, err := meshv1.NewNodeClient(guest.node.Client(s.bootstraps[0].key.ID())).PutNetwork(call, &meshv1.PutNetworkRequest{RosterEnvelope: old.RosterEnvelope(), NetworkInfoEnvelope: old.InfoEnvelope()})
-	if err != nil || answer.GetRosterVersion() != 5 || answer.GetNetworkInfoSequence() != 3 {
+	if err != nil || answer.GetRosterVersion() != 4 || answer.GetNetworkInfoSequence() != 3 {
 		t.Errorf("an old roster: %v, %v", answer, err)
 	}
 

@@ -124,7 +124,8 @@ func describe(r *meshv1.ChangeRequest, base *trust.Network, until, now time.Time
 }
 
 func goodUntil(t, now time.Time) string {
-	days := int(t.Sub(now).Hours() / 24)
+	const day = 24 * time.Hour
+	days := int(t.Sub(now).Round(day) / day)
 	switch {
 	case !now.Before(t):
 		return "over since " + t.Local().Format(time.DateTime)
