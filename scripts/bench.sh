@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Measure one part of the product beside what others build on: mesh.
+. "$(dirname "$0")/lib.sh"
+
+case "${1:-}" in
+mesh)
+  say "building bench-mesh"
+  (cd scripts/bench/mesh && GOWORK=off go build -buildvcs=false -ldflags '-s' -o "$bin/bench-mesh" .)
+  flags=()
+  [ -z "${SHORT:-}" ] || flags+=(-short)
+  [ -z "${FIGURES:-}" ] || flags+=(-figures "$FIGURES")
+  [ -z "${ROUNDS:-}" ] || flags+=(-rounds "$ROUNDS")
+  [ -z "${ROUND_SECONDS:-}" ] || flags+=(-seconds "$ROUND_SECONDS")
+  [ -z "${DHT:-}" ] || flags+=(-dht "$DHT")
+  [ -z "${JSON:-}" ] || flags+=(-json "$JSON")
+  [ -z "${CPUPROFILE:-}" ] || flags+=(-cpuprofile "$CPUPROFILE")
+  exec "$bin/bench-mesh" "${flags[@]}"
+  ;;
+*)
+  echo "bench: unknown part ${1:-} (mesh)" >&2
+  exit 2
+  ;;
+esac
