@@ -212,21 +212,15 @@ func (n *Node) makeRoom(s *session, class meshv1.Class) error {
 
 // adopt takes newer signed records in. Older and unsigned ones change nothing.
 func (n *Node) adopt(from peer.ID, roster, info []byte) {
-	take := func(what string, roster, info []byte) {
-		changed, err := n.network.Adopt(roster, info)
-		if err != nil {
-			n.log.Debug("a peer's record was not adopted", "record", what, "key", from, "reason", err)
-		}
-		if changed {
-			n.log.Info("adopted a newer record", "record", what, "key", from, "roster_version", n.rosterVersion())
-		}
+	if len(roster) == 0 && len(info) == 0 {
+		return
 	}
-	// One by one: a bad one must not keep the other out.
-	if len(roster) > 0 {
-		take("roster", roster, nil)
+	changed, err := n.network.AdoptEach(roster, info)
+	if err != nil {
+		n.log.Debug("a peer's record was not adopted", "key", from, "reason", err)
 	}
-	if len(info) > 0 {
-		take("network info", nil, info)
+	if changed {
+		n.log.Info("adopted newer records", "key", from, "roster_version", n.rosterVersion(), "network_info_sequence", n.network.Info().GetSequence())
 	}
 }
 
