@@ -130,7 +130,7 @@ func (a *Agent) revoke(told *agentv1.Revocations) {
 	if !a.revoked.take(told, a.o.Now()) {
 		return
 	}
-	a.node.Recheck()
+	a.node.Revet()
 	raw, err := a.revoked.record()
 	if err == nil {
 		err = a.state.write(revocationsFile, raw)
@@ -150,5 +150,5 @@ func (a *Agent) heed(err error) {
 	if over {
 		a.log.Warn("wrk-ork says that this attempt is over; clients are refused", "error", err)
 	}
-	a.node.Recheck()
+	a.node.Revet()
 }

@@ -199,8 +199,8 @@ func (c Credential) tokenFor(p peer.ID) string {
 	return c.token
 }
 
-// admit records the admission of a peer and looks at it again: a Recheck that ran
-// between judging and recording has passed this session by.
+// admit records the admission of a peer and looks at it again: a Recheck or Revet
+// that ran between judging and recording has passed this session by.
 func (n *Node) admit(s *session, c Caller, shown *meshv1.Credential) error {
 	s.admit(c, shown)
 	return n.judgeAgain(s)

@@ -196,7 +196,7 @@ func TestExpiredAndRevokedCertificatesAreCut(t *testing.T) {
 	ends := join("j-0000000000003", time.Now().Add(2*time.Second-15*time.Minute)) // with the allowed skew
 	cut := join("j-0000000000002", time.Now().Add(time.Hour))
 	close(revoked)
-	ork.Recheck()
+	ork.Revet()
 	for _, a := range []*spot{cut, ends} {
 		eventually(t, "cut", func() bool { return !ork.Connected(a.ID()) })
 		// The first call after the cut may still find the broken connection.

@@ -250,12 +250,29 @@ func (n *Node) Recheck() {
 	}
 }
 
+// Revet asks Vet again about every admitted peer and cuts those that it refuses
+// now. Unlike Recheck it looks at nothing else: signatures of thousands of peers
+// would cost seconds.
+func (n *Node) Revet() {
+	for _, s := range n.sessions.all() {
+		if c, ok := s.caller(); ok {
+			if err := n.vet(c); err != nil {
+				n.cut(s, err)
+			}
+		}
+	}
+}
+
 func (n *Node) recheck(s *session) {
 	if err := n.judgeAgain(s); err != nil {
-		n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
-		s.fail(fault.Wrap(fault.Denied, err, "%s was cut off", s.peer))
-		_ = s.conn.CloseWithError(network.ConnGated)
+		n.cut(s, err)
 	}
+}
+
+func (n *Node) cut(s *session, why error) {
+	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", why)
+	s.fail(fault.Wrap(fault.Denied, why, "%s was cut off", s.peer))
+	_ = s.conn.CloseWithError(network.ConnGated)
 }
 
 // judgeAgain looks at an admitted peer by what it showed; its error says why it

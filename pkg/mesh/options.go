@@ -111,8 +111,8 @@ type Options struct {
 	// VerifyJoin checks the join token of a key (ork); nil refuses all tokens.
 	// It must not redeem it.
 	VerifyJoin func(ctx context.Context, p peer.ID, token string) error
-	// Vet has a last word on a caller about to be admitted, and again after
-	// Recheck; an error refuses or cuts it (revoked certificates, epochs). It
+	// Vet has a last word on a caller about to be admitted, and again at Revet
+	// and Recheck; an error refuses or cuts it (revoked certificates, epochs). It
 	// must be quick and must not call the node. May be nil.
 	Vet func(Caller) error
 	// Card completes the node's card before it is signed (agents add the job).

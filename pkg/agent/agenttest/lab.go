@@ -323,7 +323,7 @@ func (o *Ork) End() {
 	o.mu.Lock()
 	o.over = true
 	o.mu.Unlock()
-	o.Node().Recheck()
+	o.Node().Revet()
 }
 
 // Node is the running node.

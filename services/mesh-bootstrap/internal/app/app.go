@@ -71,7 +71,7 @@ func Run(ctx context.Context, env *daemon.Env, c Config) error {
 				}
 			}
 			return nil, fault.New(fault.Unavailable, "the roster names no wrk-ork")
-		}, node.Recheck)
+		}, node.Revet)
 	})
 	env.Ready()
 	<-ctx.Done()

@@ -116,12 +116,12 @@ func (l *List) save() error {
 	return nil
 }
 
-// Follow listens to wrk-ork until ctx ends, and returns nil then. recheck is
+// Follow listens to wrk-ork until ctx ends, and returns nil then. revet is
 // called after news: whoever lost its certificate is cut there. A broken watch is
 // opened again after 0.2 to 5 s; it begins with the whole list, so nothing is lost.
-func (l *List) Follow(ctx context.Context, ork func() (orkv1.RevocationsClient, error), recheck func()) error {
+func (l *List) Follow(ctx context.Context, ork func() (orkv1.RevocationsClient, error), revet func()) error {
 	for pause := firstPause; ; {
-		heard, err := l.follow(ctx, ork, recheck)
+		heard, err := l.follow(ctx, ork, revet)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -138,7 +138,7 @@ func (l *List) Follow(ctx context.Context, ork func() (orkv1.RevocationsClient, 
 	}
 }
 
-func (l *List) follow(ctx context.Context, ork func() (orkv1.RevocationsClient, error), recheck func()) (heard bool, err error) {
+func (l *List) follow(ctx context.Context, ork func() (orkv1.RevocationsClient, error), revet func()) (heard bool, err error) {
 	client, err := ork()
 	if err != nil {
 		return false, err
@@ -158,7 +158,7 @@ func (l *List) follow(ctx context.Context, ork func() (orkv1.RevocationsClient, 
 		if !l.add(m.GetCertificates()) {
 			continue
 		}
-		recheck()
+		revet()
 		if err := l.save(); err != nil {
 			l.log.Error("void certificates could not be kept for the next start", "error", err)
 		}

@@ -99,7 +99,7 @@ func TestStoppedAttemptsAgentLosesTheBootstrapAndItsRelay(t *testing.T) {
 	go func() {
 		ended <- list.Follow(ctx, func() (orkv1.RevocationsClient, error) {
 			return orkv1.NewRevocationsClient(boot.Client(ork.ID(), ork.Addresses()...)), nil
-		}, boot.Recheck)
+		}, boot.Revet)
 	}()
 	t.Cleanup(func() {
 		cancel()

@@ -68,12 +68,12 @@ type Options struct {
 	// of cards, and Card looks a key's newest card up there.
 	PutCard func(caller mesh.Caller, envelope []byte) error
 	Card    func(key string) (*meshv1.Card, []byte, bool)
-	// Recheck makes the mesh look at admitted peers again, after certificates
+	// Revet makes the mesh ask Vet about admitted peers again, after certificates
 	// became void.
-	Recheck func()
-	Hub     *notice.Hub
-	Clock   func() time.Time
-	Log     hclog.Logger
+	Revet func()
+	Hub   *notice.Hub
+	Clock func() time.Time
+	Log   hclog.Logger
 }
 
 // Desk answers agents. It is safe for concurrent use.

@@ -155,7 +155,7 @@ func (d *Desk) refresh(ctx context.Context, jobID string) error {
 	}
 	if lost {
 		d.standing.tellVoided()
-		d.o.Recheck()
+		d.o.Revet()
 	}
 	return nil
 }

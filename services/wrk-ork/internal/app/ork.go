@@ -85,8 +85,8 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		CertificateLife: s.Config.Agents.CertificateLife, TokenLife: s.Config.Agents.TokenLife,
 		Changed: func(jobID string) { loop.Poke(jobID) },
 		PutCard: registry.Put, Card: registry.Get,
-		Recheck: func() { node.Recheck() },
-		Clock:   s.Clock, Log: s.Log.Named("agents"),
+		Revet: func() { node.Revet() },
+		Clock: s.Clock, Log: s.Log.Named("agents"),
 	})
 	if err != nil {
 		return nil, err
