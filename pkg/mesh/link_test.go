@@ -282,6 +282,12 @@ func TestPrivateAgentIsReachedThroughTheRelay(t *testing.T) {
 	if !relayed {
 		t.Error("the connection is not relayed")
 	}
+	// The library's own relay would cut it after two minutes or 128 KiB.
+	for _, conn := range cli.Host().Network().ConnsToPeer(agent.ID()) {
+		if conn.Stat().Limited {
+			t.Error("the relay limits what it carries")
+		}
+	}
 
 	// The relay carries a client to no other agent.
 	other := l.start(newKey(t), func(o *mesh.Options) {
