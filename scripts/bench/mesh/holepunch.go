@@ -61,7 +61,7 @@ func installHolepunch(progress io.Writer) (dir string, err error) {
 	if err := os.CopyFS(fresh, files); err != nil {
 		return "", err
 	}
-	npm := exec.Command("npm", "ci", "--no-audit", "--no-fund", "--loglevel=error")
+	npm := exec.Command("npm", "ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
 	npm.Dir, npm.Stdout, npm.Stderr = fresh, progress, progress
 	if err := npm.Run(); err != nil {
 		return "", fmt.Errorf("npm ci of hyperdht and @hyperswarm/rpc: %w", err)

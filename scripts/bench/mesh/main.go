@@ -25,8 +25,9 @@ type bench struct {
 	out       io.Writer // progress and tables
 	began     time.Time
 	results   results
-	holepunch string // the folder with its modules; empty when not installed
-	profiles  string // folder for processor profiles; empty for none
+	only      []string // subjects of unary, bulk and beside; all if empty
+	holepunch string   // the folder with its modules; empty when not installed
+	profiles  string   // folder for processor profiles; empty for none
 
 	rounds        int
 	slice         time.Duration // of one load
@@ -50,11 +51,13 @@ func short() *bench {
 		dhts: []dht{{5, 5}, {50, 7}}, backRounds: 1, strangerSlice: 4 * time.Second}
 }
 
-// A figure is what can be measured by itself.
-var figures = []struct {
+// figure is what can be measured by itself.
+type figure struct {
 	name    string
 	measure func(*bench) error
-}{
+}
+
+var figures = []figure{
 	{"unary", (*bench).measureUnary},
 	{"bulk", (*bench).measureBulk},
 	{"beside", (*bench).measureBeside},
@@ -86,6 +89,7 @@ func run(out io.Writer) error {
 	quick := flag.Bool("short", false, "fewer and shorter rounds: about three minutes")
 	rounds := flag.Int("rounds", 0, "rounds of unary, bulk and beside; 0 is the default")
 	seconds := flag.Float64("seconds", 0, "of one load in a round; 0 is the default")
+	only := flag.String("subjects", "", "the subjects of unary, bulk and beside, such as 'ours TCP,gRPC over TLS'; empty is all")
 	nodes := flag.String("dht", "", "sizes of the DHT for find, such as 5,50,200; empty is the default")
 	file := flag.String("json", "", "write one JSON object a line into this file")
 	profiles := flag.String("cpuprofile", "", "write processor profiles of unary at 128 callers and of bulk into this folder")
@@ -101,6 +105,14 @@ func run(out io.Writer) error {
 	}
 	if *seconds > 0 {
 		b.slice = time.Duration(*seconds * float64(time.Second))
+	}
+	if *only != "" {
+		b.only = strings.Split(*only, ",")
+		for _, name := range b.only {
+			if !slices.ContainsFunc(subjects, func(s subject) bool { return s.name == name }) {
+				return fmt.Errorf("there is no subject %q: see README.md", name)
+			}
+		}
 	}
 	if *nodes != "" {
 		probes := b.dhts[len(b.dhts)-1].probes
@@ -147,14 +159,6 @@ func (b *bench) run(chosen []string, file string) error {
 			broken = errors.Join(broken, fmt.Errorf("%s: %w", f.name, err))
 		}
 	}
-	fmt.Fprintf(b.out, "\nbench-mesh, %s, took %s\n%s\nload average at the end %s\n", b.began.UTC().Format("2 January 2006 15:04 UTC"),
-		time.Since(b.began).Round(time.Second), machine, loadAverage())
-	fmt.Fprintf(b.out, "%d interleaved rounds; values are medians over rounds, a p99 is the median of the rounds' p99\n", b.rounds)
-	if b.holepunch == "" {
-		fmt.Fprintf(b.out, "not installed, so not measured: %s\n", holepunch)
-	}
-	b.results.print(b.out)
-	printGoals(b.out, &b.results)
 	if file != "" {
 		f, err := os.Create(file)
 		if err != nil {
@@ -164,6 +168,14 @@ func (b *bench) run(chosen []string, file string) error {
 			return err
 		}
 	}
+	fmt.Fprintf(b.out, "\nbench-mesh, %s, took %s\n%s\nload average at the end %s\n", b.began.UTC().Format("2 January 2006 15:04 UTC"),
+		time.Since(b.began).Round(time.Second), machine, loadAverage())
+	fmt.Fprintf(b.out, "%d interleaved rounds; values are medians over rounds, a p99 is the median of the rounds' p99\n", b.rounds)
+	if b.holepunch == "" {
+		fmt.Fprintf(b.out, "not installed, so not measured: %s\n", holepunch)
+	}
+	b.results.print(b.out)
+	printGoals(b.out, &b.results, chosen)
 	return broken
 }
 

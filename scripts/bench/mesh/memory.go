@@ -125,6 +125,20 @@ func (p *Program) CallEach(to *MeshEndpoint, _ *None) error {
 const memoryGroup = "memory"
 
 func (b *bench) measureMemory() error {
+	b.say("memory: one idle node")
+	f, err := found(meshv1.Role_ROLE_ORK)
+	if err != nil {
+		return err
+	}
+	node, empty, _, err := b.alone(f, listenOn["TCP"], listenOn["QUIC"])
+	if node != nil {
+		node.kill()
+	}
+	if err != nil {
+		return err
+	}
+	b.results.add(memoryGroup, "one idle node, resident", "ours", "MB", float64(empty.Resident)/1e6, 1)
+	b.results.add(memoryGroup, "one idle node, anonymous", "ours", "MB", float64(empty.Anonymous)/1e6, 1)
 	for _, transport := range []string{"TCP", "QUIC"} {
 		if err := b.measureConnections(transport); err != nil {
 			return err
@@ -133,40 +147,40 @@ func (b *bench) measureMemory() error {
 	return nil
 }
 
+// alone runs the first member, which knows nobody, and weighs it.
+func (b *bench) alone(f *founding, listen ...string) (node *process, s MemoryState, at *MeshEndpoint, err error) {
+	if node, err = startProgram("a node with many connections"); err != nil {
+		return nil, s, nil, err
+	}
+	spec, err := f.member(0, listen...)
+	if err != nil {
+		return node, s, nil, err
+	}
+	var started []*MeshEndpoint
+	if err := node.call(answerLimit, "Nodes", &NodesRequest{Nodes: []*NodeSpec{spec}}, &started); err != nil {
+		return node, s, nil, err
+	}
+	time.Sleep(2 * time.Second)
+	err = node.call(answerLimit, "Memory", &None{}, &s)
+	return node, s, started[0], err
+}
+
 // measureConnections connects many agents to one ork, as in a rack, and divides what
-// ork's process grew by.
+// ork's process grew by. It listens on one transport, since agents that learn of
+// both use both.
 func (b *bench) measureConnections(transport string) error {
 	b.say("memory: %d connections, %s", b.connections, transport)
 	f, err := found(meshv1.Role_ROLE_ORK)
 	if err != nil {
 		return err
 	}
-	server, err := startProgram("a node with many connections")
+	server, empty, to, err := b.alone(f, listenOn[transport])
+	if server != nil {
+		defer server.kill()
+	}
 	if err != nil {
 		return err
 	}
-	defer server.kill()
-	spec, err := f.member(0, listenOn["TCP"], listenOn["QUIC"])
-	if err != nil {
-		return err
-	}
-	var at []*MeshEndpoint
-	if err := server.call(answerLimit, "Nodes", &NodesRequest{Nodes: []*NodeSpec{spec}}, &at); err != nil {
-		return err
-	}
-	time.Sleep(2 * time.Second)
-	var empty MemoryState
-	if err := server.call(answerLimit, "Memory", &None{}, &empty); err != nil {
-		return err
-	}
-	to := *at[0]
-	to.Addresses = nil
-	for _, a := range at[0].Addresses {
-		if strings.Contains(a, "/quic-v1") == (transport == "QUIC") {
-			to.Addresses = append(to.Addresses, a)
-		}
-	}
-
 	const perProcess = 250
 	var crowds []*process
 	defer func() {
@@ -175,7 +189,7 @@ func (b *bench) measureConnections(transport string) error {
 		}
 	}()
 	for from := 0; from < b.connections; from += perProcess {
-		r := &NodesRequest{To: []MeshEndpoint{to}}
+		r := &NodesRequest{To: []MeshEndpoint{*to}}
 		for i := from; i < min(from+perProcess, b.connections); i++ {
 			a, err := f.agent(f.members[0], i)
 			if err != nil {
@@ -198,7 +212,7 @@ func (b *bench) measureConnections(transport string) error {
 		return err
 	}
 	for _, c := range crowds {
-		if err := c.call(answerLimit, "CallEach", &to, &None{}); err != nil {
+		if err := c.call(answerLimit, "CallEach", to, &None{}); err != nil {
 			return err
 		}
 	}
@@ -209,10 +223,6 @@ func (b *bench) measureConnections(transport string) error {
 	}
 	each := func(s MemoryState) float64 {
 		return float64(s.Resident-empty.Resident) / float64(b.connections) / 1e3
-	}
-	if transport == "TCP" {
-		b.results.add(memoryGroup, "one idle node, resident", "ours", "MB", float64(empty.Resident)/1e6, 1)
-		b.results.add(memoryGroup, "one idle node, anonymous", "ours", "MB", float64(empty.Anonymous)/1e6, 1)
 	}
 	b.results.add(memoryGroup, "idle connection", "ours "+transport, "KB", each(idle), b.connections)
 	b.results.add(memoryGroup, "connection after one call", "ours "+transport, "KB", each(called), b.connections)

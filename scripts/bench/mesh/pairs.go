@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -53,7 +54,7 @@ const answerLimit = 10 * time.Minute
 // openPairs starts the wanted subjects, as far as they are installed.
 func (b *bench) openPairs(wanted func(subject) bool) (pairs []*pair, err error) {
 	for _, s := range subjects {
-		if !wanted(s) || (s.stack == "holepunch" && b.holepunch == "") {
+		if !wanted(s) || (len(b.only) > 0 && !slices.Contains(b.only, s.name)) || (s.stack == "holepunch" && b.holepunch == "") {
 			continue
 		}
 		b.say("starting %s", s.name)

@@ -162,6 +162,7 @@ func (t table) print(w io.Writer) {
 
 // goal is a promise about a figure: a value against another subject's, or by itself.
 type goal struct {
+	figure                 string // of figures
 	group, metric, subject string
 	otherGroup, other      string  // what it is compared with; none compares the value
 	must, aim              float64 // NaN: none
@@ -175,35 +176,35 @@ var none = math.NaN()
 func goals() []goal {
 	one, some, many := unaryGroup("128 B", 1), unaryGroup("128 B", 16), unaryGroup("128 B", 128)
 	list := []goal{
-		{group: one, metric: "p50", subject: oursTCP, other: grpcTLS, must: 0.9, aim: 0.7},
-		{group: one, metric: "p50", subject: oursTCP, other: holepunch, must: 0.9, aim: 0.6},
-		{group: some, metric: "calls/s", subject: oursTCP, other: grpcTLS, must: 2.5, aim: 3.5, more: true},
-		{group: some, metric: "calls/s", subject: oursTCP, other: holepunch, must: 2, aim: 2.8, more: true},
-		{group: some, metric: "calls/s", subject: oursTCP, other: natsTLS, must: 2, aim: 2.6, more: true},
-		{group: many, metric: "calls/s", subject: oursTCP, other: grpcTLS, must: 5, aim: 7, more: true},
-		{group: many, metric: "calls/s", subject: oursTCP, other: holepunch, must: 3, aim: 4, more: true},
-		{group: many, metric: "calls/s", subject: oursTCP, other: natsTLS, must: 2.5, aim: 3.5, more: true},
-		{group: many, metric: "CPU a call", subject: oursTCP, other: grpcTLS, must: 0.35, aim: 0.2},
+		{figure: "unary", group: one, metric: "p50", subject: oursTCP, other: grpcTLS, must: 0.9, aim: 0.7},
+		{figure: "unary", group: one, metric: "p50", subject: oursTCP, other: holepunch, must: 0.9, aim: 0.6},
+		{figure: "unary", group: some, metric: "calls/s", subject: oursTCP, other: grpcTLS, must: 2.5, aim: 3.5, more: true},
+		{figure: "unary", group: some, metric: "calls/s", subject: oursTCP, other: holepunch, must: 2, aim: 2.8, more: true},
+		{figure: "unary", group: some, metric: "calls/s", subject: oursTCP, other: natsTLS, must: 2, aim: 2.6, more: true},
+		{figure: "unary", group: many, metric: "calls/s", subject: oursTCP, other: grpcTLS, must: 5, aim: 7, more: true},
+		{figure: "unary", group: many, metric: "calls/s", subject: oursTCP, other: holepunch, must: 3, aim: 4, more: true},
+		{figure: "unary", group: many, metric: "calls/s", subject: oursTCP, other: natsTLS, must: 2.5, aim: 3.5, more: true},
+		{figure: "unary", group: many, metric: "CPU a call", subject: oursTCP, other: grpcTLS, must: 0.35, aim: 0.2},
 	}
 	for _, transport := range []string{oursTCP, oursQUIC} {
 		for _, from := range []string{"server", "caller"} {
-			list = append(list, goal{group: besideGroup, metric: "p99", subject: transport + ", bulk from the " + from, must: 10, aim: 5, unit: "ms"})
+			list = append(list, goal{figure: "beside", group: besideGroup, metric: "p99", subject: transport + ", bulk from the " + from, must: 10, aim: 5, unit: "ms"})
 		}
 	}
 	return append(list,
-		goal{group: bulkGroup, metric: "speed", subject: oursTCP, other: tlsTCP, must: 0.45, aim: 0.6, more: true},
-		goal{group: bulkGroup, metric: "speed", subject: oursTCP, other: holepunch, must: 4, aim: 6, more: true},
-		goal{group: memoryGroup, metric: "idle connection", subject: oursTCP, must: 85, aim: 60, unit: "KB"},
-		goal{group: memoryGroup, metric: "idle connection", subject: oursQUIC, must: 140, aim: 100, unit: "KB"},
-		goal{group: coldGroup(200), metric: "p95", subject: oursTCP, must: 1000, aim: 300, unit: "ms"},
-		goal{group: coldGroup(200), metric: "p50", subject: oursTCP, otherGroup: coldGroup(comparedSize), other: holepunch, must: 1, aim: none},
-		goal{group: coldGroup(comparedSize), metric: "p50", subject: oursTCP, other: holepunch, must: 1, aim: none},
-		goal{group: backGroup, metric: "back", subject: oursTCP, must: 1, aim: 0.2, unit: "s"},
-		goal{group: backGroup, metric: "back", subject: oursQUIC, must: 3, aim: 2, unit: "s"},
-		goal{group: strangerGroup, metric: "CPU", subject: oursTCP, must: 1.5, aim: 1, unit: "ms"},
-		goal{group: strangerGroup, metric: "CPU", subject: oursQUIC, must: 1.5, aim: 1, unit: "ms"},
-		goal{group: strangerGroup, metric: "a listed peer's failed calls", subject: oursTCP, must: 0, aim: none},
-		goal{group: strangerGroup, metric: "a listed peer's failed calls", subject: oursQUIC, must: 0, aim: none},
+		goal{figure: "bulk", group: bulkGroup, metric: "speed", subject: oursTCP, other: tlsTCP, must: 0.45, aim: 0.6, more: true},
+		goal{figure: "bulk", group: bulkGroup, metric: "speed", subject: oursTCP, other: holepunch, must: 4, aim: 6, more: true},
+		goal{figure: "memory", group: memoryGroup, metric: "idle connection", subject: oursTCP, must: 85, aim: 60, unit: "KB"},
+		goal{figure: "memory", group: memoryGroup, metric: "idle connection", subject: oursQUIC, must: 140, aim: 100, unit: "KB"},
+		goal{figure: "find", group: coldGroup(200), metric: "p95", subject: oursTCP, must: 1000, aim: 300, unit: "ms"},
+		goal{figure: "find", group: coldGroup(200), metric: "p50", subject: oursTCP, otherGroup: coldGroup(comparedSize), other: holepunch, must: 1, aim: none},
+		goal{figure: "find", group: coldGroup(comparedSize), metric: "p50", subject: oursTCP, other: holepunch, must: 1, aim: none},
+		goal{figure: "reconnect", group: backGroup, metric: "back", subject: oursTCP, must: 1, aim: 0.2, unit: "s"},
+		goal{figure: "reconnect", group: backGroup, metric: "back", subject: oursQUIC, must: 3, aim: 2, unit: "s"},
+		goal{figure: "stranger", group: strangerGroup, metric: "CPU", subject: oursTCP, must: 1.5, aim: 1, unit: "ms"},
+		goal{figure: "stranger", group: strangerGroup, metric: "CPU", subject: oursQUIC, must: 1.5, aim: 1, unit: "ms"},
+		goal{figure: "stranger", group: strangerGroup, metric: "a listed peer's failed calls", subject: oursTCP, must: 0, aim: none},
+		goal{figure: "stranger", group: strangerGroup, metric: "a listed peer's failed calls", subject: oursQUIC, must: 0, aim: none},
 	)
 }
 
@@ -272,12 +273,15 @@ func (g goal) bound(v float64) string {
 	return strings.TrimSpace(fmt.Sprintf("%g %s", v, g.unit))
 }
 
-// printGoals writes the table of goals.
-func printGoals(w io.Writer, r *results) {
+// printGoals writes the table of the goals of the chosen figures.
+func printGoals(w io.Writer, r *results, chosen []string) {
 	fmt.Fprintf(w, "\nwhat is promised, in this run\n")
 	var t table
 	t.row("figure", "measured", "must", "aim", "verdict")
 	for _, g := range goals() {
+		if !slices.Contains(chosen, g.figure) {
+			continue
+		}
 		v, ok := g.measured(r)
 		if !ok {
 			t.row(g.name(), "", g.bound(g.must), g.bound(g.aim), "not measured")

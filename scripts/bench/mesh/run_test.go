@@ -161,11 +161,14 @@ func TestOutputIsATableAndJSONLines(t *testing.T) {
 	r.add("unary 128 B, 1 caller", "p50", grpcTLS, "us", 400, 10)
 	var table bytes.Buffer
 	r.print(&table)
-	printGoals(&table, &r)
+	printGoals(&table, &r, []string{"unary"})
 	for _, want := range []string{"p50 (us)", "ours TCP", "200", "0.50 x", "met aim", "not measured"} {
 		if !strings.Contains(table.String(), want) {
 			t.Errorf("the tables do not say %q:\n%s", want, table.String())
 		}
+	}
+	if strings.Contains(table.String(), "stranger") {
+		t.Errorf("the table of promises shows figures that nobody chose:\n%s", table.String())
 	}
 	var lines bytes.Buffer
 	if err := r.writeJSON(&lines); err != nil {

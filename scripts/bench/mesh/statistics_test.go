@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"slices"
 	"testing"
 )
 
@@ -102,6 +103,9 @@ func TestEveryGoalNamesWhatIsMeasured(t *testing.T) {
 			t.Errorf("two goals are called %q", name)
 		} else {
 			seen[name] = true
+		}
+		if !slices.ContainsFunc(figures, func(f figure) bool { return f.name == g.figure }) {
+			t.Errorf("%s is of no figure: %q", g.name(), g.figure)
 		}
 		if (g.more && g.aim < g.must) || (!g.more && g.aim > g.must) {
 			t.Errorf("%s: the aim %v is less than the must %v", g.name(), g.aim, g.must)
