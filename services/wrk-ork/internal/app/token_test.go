@@ -107,7 +107,7 @@ func TestATokenIsGoodInItsOwnVMAlone(t *testing.T) {
 	seed := seedOf(l, attempt.Id)
 	key := newKey(t)
 	_, err := l.redeem(seed, key)
-	refused(t, err, fault.Unreachable, "has not reported the VM of this join token yet")
+	refused(t, err, fault.Unreachable, "has not reported the VM")
 
 	uid := func(id string) {
 		l.worker.phase(attempt.Id, func(s *workerv1.AttemptStatus) { s.Nodes[0].VmiUid = id })
