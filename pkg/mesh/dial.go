@@ -184,16 +184,24 @@ func dialResult(err error) string {
 		return "ok"
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return "refused"
-	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EADDRNOTAVAIL):
+	case errors.Is(err, syscall.EHOSTUNREACH), errors.Is(err, syscall.ENETUNREACH), errors.Is(err, syscall.EADDRNOTAVAIL),
+		// QUIC keeps the words of the kernel alone.
+		strings.Contains(err.Error(), syscall.ENETUNREACH.Error()), strings.Contains(err.Error(), syscall.EHOSTUNREACH.Error()):
 		return "no_route"
 	case errors.As(err, &mismatch):
 		return "wrong_key"
-	case errors.Is(err, context.Canceled):
+	case isCanceled(err):
 		return "canceled"
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
 		return "timeout"
 	}
 	return "failed"
+}
+
+// isCanceled tells whether a dial ended because it was no longer needed; the
+// library has a word of its own for another address having won.
+func isCanceled(err error) bool {
+	return errors.Is(err, context.Canceled) || err != nil && strings.Contains(err.Error(), "concurrent dial successful")
 }
 
 // relayWords are a relay's refusals in words.

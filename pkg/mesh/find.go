@@ -7,6 +7,7 @@ import (
 	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/binary"
+	"errors"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -200,8 +201,8 @@ func (n *Node) findProviders(ctx context.Context, role meshv1.Role, want int) {
 
 // cards asks every registry at once and returns the newest good card of each key.
 // The error is set when no registry answered, and says why.
-func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) ([]*meshv1.Card, error) {
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
+func (n *Node) cards(caller context.Context, request *meshv1.ListCardsRequest) ([]*meshv1.Card, error) {
+	ctx, cancel := context.WithTimeout(caller, 3*time.Second)
 	defer cancel()
 	registries := n.bootstraps()
 	type answer struct {
@@ -248,6 +249,9 @@ func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) ([]*
 		list = append(list, c)
 	}
 	if len(registries) > 0 && len(failures) == len(registries) {
+		if caller.Err() != nil {
+			return nil, fault.Wrap(fault.KindOf(caller.Err()), caller.Err(), "ask for cards")
+		}
 		return nil, fault.New(fault.Unreachable, "no bootstrap answers: %s", strings.Join(failures, ", "))
 	}
 	return list, nil
@@ -258,7 +262,7 @@ func (n *Node) cards(ctx context.Context, request *meshv1.ListCardsRequest) ([]*
 func (n *Node) FindCard(ctx context.Context, p peer.ID) (*meshv1.Card, error) {
 	held, err := n.cards(ctx, &meshv1.ListCardsRequest{Key: p.String()})
 	if err != nil {
-		return nil, fault.Wrap(fault.Unreachable, err, "find the card of %s", p)
+		return nil, fault.Wrap(fault.KindOf(err), err, "find the card of %s", p)
 	}
 	for _, c := range held {
 		if c.GetKey() == p.String() {
@@ -272,6 +276,9 @@ func (n *Node) FindCard(ctx context.Context, p peer.ID) (*meshv1.Card, error) {
 func (n *Node) dialByCard(ctx context.Context, w *wayRecord) (*session, error) {
 	p := w.search.peer
 	card, err := n.FindCard(ctx, p)
+	if cause := errors.Unwrap(err); cause != nil {
+		return nil, cause // a search names its peer itself
+	}
 	if err != nil {
 		return nil, err
 	}

@@ -133,7 +133,7 @@ func (n *Node) callBootstrap(ctx context.Context, p peer.ID, check *meshv1.Boots
 	}
 	check.Answers = err == nil
 	if err != nil {
-		check.Reason = cutLine(clean(err.Error()), 500)
+		check.Reason = cutLine(withoutLines(err), 300)
 	}
 }
 

@@ -36,6 +36,9 @@ func (n *Node) probe(ctx context.Context, p peer.ID, a ma.Multiaddr) (r probed, 
 	if t == nil {
 		return r, swarm.ErrNoTransport
 	}
+	if w, ok := t.(*watchedTransport); ok {
+		t = w.Transport // no part of any search
+	}
 	began := time.Now()
 	c, err := t.Dial(ctx, a, p)
 	if err != nil {

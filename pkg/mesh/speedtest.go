@@ -2,6 +2,7 @@ package mesh
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"slices"
@@ -23,6 +24,8 @@ const (
 	speedTestUsual     = 3 * time.Second
 	// speedTestGrace is how long the end of a direction may take to arrive.
 	speedTestGrace = 10 * time.Second
+	// speedTestRest is how long a test waits for one before it to end.
+	speedTestRest = 2 * time.Second
 	// speedTestsServed bounds the tests that a node answers at a time; one of each
 	// caller among them.
 	speedTestsServed = 4
@@ -134,6 +137,9 @@ func (n *Node) timeCalls(ctx, until context.Context, p peer.ID, most int) (*mesh
 // bulk runs one direction from the asking side.
 func (n *Node) bulk(ctx context.Context, p peer.ID, upload bool, d time.Duration, bytes uint64) (*meshv1.BulkSpeed, error) {
 	c, err := n.OpenStream(ctx, p, speedTestName)
+	if fault.Is(err, fault.Unsupported) {
+		return nil, fault.Wrap(fault.Unsupported, err, "test the speed to %s%s: it is of an older version", p, n.named(p))
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -173,7 +179,15 @@ func (n *Node) bulk(ctx context.Context, p peer.ID, upload bool, d time.Duration
 func readAnswer(c net.Conn) (*meshv1.SpeedTestAnswer, error) {
 	var a meshv1.SpeedTestAnswer
 	if err := frame.Read(c, frame.Guest, &a); err != nil {
-		return nil, err
+		// The frame's own error says that it is malformed; what broke it says more.
+		var stream *fault.Error
+		switch cause := errors.Unwrap(err); {
+		case errors.As(cause, &stream):
+			return nil, stream
+		case fault.Is(cause, fault.Timeout):
+			return nil, fault.Wrap(fault.Timeout, cause, "no answer")
+		}
+		return nil, fault.Wrap(fault.Unreachable, err, "no answer")
 	}
 	if kind := fault.Kind(a.GetFaultKind()); kind != "" {
 		if !kind.Known() {
@@ -239,9 +253,12 @@ func (n *Node) serveSpeedTest(ctx context.Context, s *Stream) {
 		return
 	}
 	from := s.Caller().ID
-	if !n.speedTests.take(&n.speedTests.serve, from, speedTestsServed) {
-		refuse(fault.New(fault.Exhausted, "a test of this caller runs already, or %d of others", speedTestsServed))
-		return
+	// The end of a direction reaches this side a moment after the next one begins.
+	for patient := time.Now().Add(speedTestRest); !n.speedTests.take(&n.speedTests.serve, from, speedTestsServed); {
+		if time.Now().After(patient) || !sleep(ctx, 20*time.Millisecond) {
+			refuse(fault.New(fault.Exhausted, "a test of this caller runs already, or %d of others", speedTestsServed))
+			return
+		}
 	}
 	defer n.speedTests.release(&n.speedTests.serve, from)
 	_ = s.SetDeadline(time.Now().Add(d + speedTestGrace))

@@ -186,7 +186,7 @@ func (s *search) add(d *dialRecord) {
 
 // result is what became of the way; its search's lock is held.
 func (w *wayRecord) result() string {
-	canceled := errors.Is(w.err, context.Canceled) || fault.Is(w.err, fault.Canceled)
+	canceled := isCanceled(w.err) || fault.Is(w.err, fault.Canceled)
 	switch {
 	case w.began.IsZero():
 		return resultNotNeeded
@@ -283,7 +283,7 @@ func (s *search) describeDial(a ma.Multiaddr, d *dialRecord) *meshv1.TraceAddres
 		t.Result = resultWon
 	case d.ended && d.err == nil:
 		t.Result = resultConnected
-	case !d.ended, s.won != nil && (errors.Is(d.err, context.Canceled) || errors.Is(d.err, errCircuit)):
+	case !d.ended, s.won != nil && (isCanceled(d.err) || errors.Is(d.err, errCircuit)):
 		t.Result = resultGivenUp
 	default:
 		t.Result, t.Reason = resultFailed, shortError(d.err)

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -260,7 +261,7 @@ func (v *trace) table(t *tableWriter, now time.Time) {
 	if v.Reached {
 		t.row(name + " is reached: " + v.Path.String())
 	} else {
-		t.row(name + " is not reached: " + v.Message)
+		t.row(name + " is not reached")
 	}
 	switch {
 	case v.Reused && len(v.Ways) == 0:
@@ -268,14 +269,21 @@ func (v *trace) table(t *tableWriter, now time.Time) {
 		return
 	case v.Reused && v.SearchedAt != nil:
 		t.row("The connection stood already. This is the last search, of " + age(*v.SearchedAt, now) + " ago:")
-	case v.Path != nil && v.Path.Path == "relay":
-		t.row("It is relayed. This is the search for a direct way:")
+	case v.Path != nil && v.Path.Path == "relay" && !slices.ContainsFunc(v.Ways, func(w traceWay) bool { return w.Name == "relays" }):
+		t.row("It was relayed before. This is the search for a direct way:")
 	}
 	t.row("WAY", "ADDRESS", "RESULT", "AFTER", "TOOK", "WHY")
+	row := func(way, address, result string, after, took float64, reason string) {
+		began, lasted := "-", "-"
+		if result != "not needed" && result != "not dialed" {
+			began, lasted = fmt.Sprintf("%.1f ms", after), fmt.Sprintf("%.1f ms", took)
+		}
+		t.row(way, address, result, began, lasted, orDash(reason))
+	}
 	for _, w := range v.Ways {
-		t.row(w.Name, "", w.Result, fmt.Sprintf("%.1f ms", w.AfterMS), fmt.Sprintf("%.1f ms", w.TookMS), orDash(w.Reason))
+		row(w.Name, "", w.Result, w.AfterMS, w.TookMS, w.Reason)
 		for _, a := range w.Addresses {
-			t.row("", a.Address, a.Result, fmt.Sprintf("%.1f ms", a.AfterMS), fmt.Sprintf("%.1f ms", a.TookMS), orDash(a.Reason))
+			row("", a.Address, a.Result, a.AfterMS, a.TookMS, a.Reason)
 		}
 	}
 }
@@ -288,7 +296,7 @@ func (e *environment) traceCommand(operator *string) *cobra.Command {
 	from := fromFlag(c)
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		return e.lookFrom(cmd.Context(), *operator, *from, 45*time.Second, func(ctx context.Context, v vantage, network *trust.Network) error {
-			p, name, err := onePeer(network, args[0])
+			p, _, err := onePeer(network, args[0])
 			if err != nil {
 				return err
 			}
@@ -307,7 +315,7 @@ func (e *environment) traceCommand(operator *string) *cobra.Command {
 			if !kind.Known() {
 				kind = fault.Unreachable
 			}
-			return fault.New(kind, "%s is not reached: %s", name, view.Message)
+			return fault.New(kind, "%s", view.Message)
 		})
 	}
 	return c

@@ -1,11 +1,20 @@
 package mesh
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
 	"net/netip"
+	"os"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/libp2p/go-libp2p/core/peer"
+	"github.com/libp2p/go-libp2p/core/sec"
 	ma "github.com/multiformats/go-multiaddr"
 )
 
@@ -37,5 +46,36 @@ func TestWhatBootstrapsSeeTellsTheNAT(t *testing.T) {
 		if class, reason := natOf(seen, own); class != c.want || reason == "" {
 			t.Errorf("%s: %s (%s), want %s", name, class, reason, c.want)
 		}
+	}
+}
+
+func TestDialErrorsHaveShortWordsAndAClosedListOfResults(t *testing.T) {
+	t.Parallel()
+	long := strings.Repeat("x", 5000) + "\n" + strings.Repeat("y", 5000)
+	for name, c := range map[string]struct {
+		err           error
+		result, words string
+	}{
+		"refused":           {&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.ECONNREFUSED)}, "refused", "refused"},
+		"no route, TCP":     {&net.OpError{Op: "dial", Err: os.NewSyscallError("connect", syscall.EHOSTUNREACH)}, "no_route", "no route to it"},
+		"no route, QUIC":    {errors.New("INTERNAL_ERROR (local): write udp4 0.0.0.0:1->192.0.2.1:2: sendmsg: network is unreachable"), "no_route", "no route to it"},
+		"silence":           {context.DeadlineExceeded, "timeout", "no answer in time"},
+		"another won":       {errors.New("concurrent dial successful"), "canceled", "concurrent dial successful"},
+		"no longer needed":  {&net.OpError{Op: "dial", Err: context.Canceled}, "canceled", "dial: context canceled"},
+		"another key":       {fmt.Errorf("failed: %w", sec.ErrPeerIDMismatch{Expected: "a", Actual: "b"}), "wrong_key", "another key answers there"},
+		"no reservation":    {errors.New("error opening relay circuit: NO_RESERVATION (204)"), "failed", "the peer holds no reservation there"},
+		"long":              {errors.New(long), "failed", "xxx"},
+		"with more to show": {fault.New(fault.Unreachable, "reach a: no way worked%sb)\n  dht: none", linesBegin), "failed", "reach a: no way worked"},
+	} {
+		result, words := dialResult(c.err), shortError(c.err)
+		if result != c.result || !strings.HasPrefix(words, c.words) || len(words) > 200 || strings.Contains(words, "\n") || strings.Contains(words, "dht") {
+			t.Errorf("%s: %s, %q", name, result, words)
+		}
+		if !slices.Contains(dialResults, result) {
+			t.Errorf("%s: %s is not of the list", name, result)
+		}
+	}
+	if dialResult(nil) != dialResults[0] || shortError(nil) != "" {
+		t.Error("success has words")
 	}
 }
