@@ -156,8 +156,7 @@ func (n *Node) bulk(ctx context.Context, p peer.ID, upload bool, d time.Duration
 	if err := frame.Write(c, &meshv1.SpeedTestOffer{Upload: upload, Bytes: bytes, Microseconds: micro(d)}); err != nil {
 		return nil, fail(err)
 	}
-	answer, err := readAnswer(c)
-	if err != nil {
+	if _, err := readAnswer(c); err != nil {
 		return nil, fail(err)
 	}
 	if !upload {
@@ -170,7 +169,8 @@ func (n *Node) bulk(ctx context.Context, p peer.ID, upload bool, d time.Duration
 	if err := send(c, d, bytes); err != nil {
 		return nil, fail(err)
 	}
-	if answer, err = readAnswer(c); err != nil {
+	answer, err := readAnswer(c)
+	if err != nil {
 		return nil, fail(err)
 	}
 	return answer.GetReceived(), nil

@@ -6,11 +6,13 @@ import (
 	"strings"
 	"time"
 
+	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/spf13/cobra"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/identity"
 	"github.com/cosmicac/cosmicac/pkg/mesh"
+	"github.com/cosmicac/cosmicac/pkg/trust"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 )
 
@@ -20,7 +22,7 @@ func (e *environment) meshCommand() *cobra.Command {
 	c.PersistentFlags().StringVar(&operator, "operator", "", "operator folder (default: COSMICAC_OPERATOR_DIR, /etc/cosmicac/operator)")
 
 	find := &cobra.Command{
-		Use: "find MEMBER|ROLE", Short: "Where members are", Args: cobra.ExactArgs(1),
+		Use: "find MEMBER|ROLE|KEY", Short: "Where members and agents are", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return withOperator(cmd.Context(), operator, func(node *mesh.Node, _ string) error {
 				var cards []*meshv1.Card
@@ -28,6 +30,12 @@ func (e *environment) meshCommand() *cobra.Command {
 					if cards, err = node.FindRole(cmd.Context(), role); err != nil {
 						return err
 					}
+				} else if p, err := identity.ParseID(args[0]); err == nil && !listed(node.Network(), p) {
+					card, err := node.FindCard(cmd.Context(), p) // an agent, or nobody
+					if err != nil {
+						return err
+					}
+					cards = append(cards, card)
 				} else {
 					members, err := findDaemons(node.Network(), args[0])
 					if err != nil {
@@ -100,6 +108,11 @@ func (e *environment) meshCommand() *cobra.Command {
 	}
 	c.AddCommand(e.pingCommand(&operator), find, peers, e.traceCommand(&operator), e.netcheckCommand(&operator), e.speedtestCommand(&operator))
 	return c
+}
+
+func listed(network *trust.Network, p peer.ID) bool {
+	_, ok := network.Known(p)
+	return ok
 }
 
 func (e *environment) doctorCommand() *cobra.Command {

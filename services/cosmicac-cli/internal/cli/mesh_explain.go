@@ -135,7 +135,6 @@ func (p *path) String() string {
 }
 
 func milliseconds(micro int64) float64 { return float64(micro) / 1000 }
-func ms(micro int64) string            { return fmt.Sprintf("%.1f ms", milliseconds(micro)) }
 
 func (e *environment) pingCommand(operator *string) *cobra.Command {
 	c := &cobra.Command{Use: "ping MEMBER|ROLE|KEY", Short: "Call a peer, and time it", Args: cobra.ExactArgs(1)}

@@ -243,6 +243,16 @@ func TestAnOperatorPingsFromHereAndFromADaemon(t *testing.T) {
 	if out := v.refused(fault.Unreachable, "ping gone", "mesh", "ping", "worker"); !strings.Contains(out, "gone") {
 		t.Errorf("%s", out)
 	}
+	for _, what := range []string{"ork", "wrk-ork", v.ork.ID().String()} {
+		if out := v.ok("mesh", "find", what); !strings.Contains(out, v.ork.ID().String()) || !strings.Contains(out, "/tcp/") {
+			t.Errorf("find %s: %s", what, out)
+		}
+	}
+	stranger, err := identity.New(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	v.refused(fault.NotFound, "no bootstrap holds one", "mesh", "find", stranger.ID().String())
 	if status, _, errOut := v.run("mesh", "ping", "ork", "--count", "100"); status != 2 || !strings.Contains(errOut, "1 to 20") {
 		t.Errorf("status %d: %s", status, errOut)
 	}
