@@ -58,9 +58,9 @@ func (n *Node) makeHost() error {
 	n.sockets = &sockets{gate: n.gate, by: make(map[string]socket)}
 	mux := *yamux.DefaultTransport
 	// Second line behind the ping watcher, for connections that nobody watches. The
-	// time-out of a keep-alive is the write time-out, there is none of its own; it
-	// must let a frame pass on a slow link.
-	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 20*time.Second, 40*time.Second
+	// time-out of a keep-alive is the write time-out, there is none of its own. Half
+	// of it must let a frame of 64 KiB pass at a kilobyte a second.
+	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 20*time.Second, 140*time.Second
 
 	options := []libp2p.Option{
 		libp2p.Identity(n.o.Key.Private()),

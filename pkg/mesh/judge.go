@@ -7,7 +7,6 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/trust"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
-	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -270,9 +269,12 @@ func (n *Node) recheck(s *session) {
 }
 
 func (n *Node) cut(s *session, why error) {
+	if s.ending() != nil {
+		return // it is on its way out
+	}
 	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", why)
 	s.fail(fault.Wrap(fault.Denied, why, "%s was cut off", s.peer))
-	_ = s.conn.CloseWithError(network.ConnGated)
+	n.hangUp(s)
 }
 
 // judgeAgain looks at an admitted peer by what it showed; its error says why it

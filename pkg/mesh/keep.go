@@ -93,13 +93,13 @@ func (n *Node) supervise(ctx context.Context, p peer.ID, k *keeping) {
 			continue
 		}
 		failed = 0
-		s.watched.Add(1)
+		release := n.watchSession(s)
 		select {
 		case <-s.gone:
 		case <-k.wake: // a better connection may stand beside
 		case <-ctx.Done():
 		}
-		s.watched.Add(-1)
+		release()
 	}
 }
 

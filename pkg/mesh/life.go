@@ -57,6 +57,13 @@ func (p *pulse) look(within time.Duration) bool {
 	return p.received != was.received || taken > 0 && taken < was.queued
 }
 
+// shut ends a TCP connection beneath everything, writes that hang included.
+func (p *pulse) shut() {
+	if p.socket != nil {
+		_ = p.socket.Control(func(fd uintptr) { _ = unix.Shutdown(int(fd), unix.SHUT_RDWR) })
+	}
+}
+
 // sockets is the gate, and hands the sockets of new TCP connections, which the
 // library shows to no one else, to the connections' sessions.
 type sockets struct {

@@ -23,6 +23,8 @@ var (
 const (
 	watchTick = 250 * time.Millisecond
 	pingBytes = 8
+	// cutLimit is how long the reason of a cut may take to leave.
+	cutLimit = 2 * time.Second
 )
 
 // watch looks at every connection four times a second: it asks the silent for a
@@ -83,7 +85,7 @@ func (n *Node) look(s *session, now int64) {
 		if time.Since(s.opened) > admitLimit+time.Second {
 			n.refused(s, fault.New(fault.Timeout, "no introduction in %s", admitLimit))
 			s.fail(fault.New(fault.Unreachable, "%s did not finish its introduction", s.peer))
-			_ = s.conn.CloseWithError(network.ConnGated)
+			n.hangUp(s)
 		}
 		return
 	}
@@ -91,7 +93,7 @@ func (n *Node) look(s *session, now int64) {
 	if n.credential().kind != showsRoster {
 		p = agentPatience
 	}
-	if s.watched.Load() == 0 {
+	if s.watched.Load() == 0 && s.heard.Load() > s.doubted.Load() {
 		s.suspect.Store(false)
 		return
 	}
@@ -118,6 +120,37 @@ func (n *Node) look(s *session, now int64) {
 			n.ping(s, p.close)
 		})
 	}
+}
+
+// watchSession has silence of s noticed until release, from now on: what nobody watched
+// may have been silent for long.
+func (n *Node) watchSession(s *session) (release func()) {
+	if s.watched.Add(1) == 1 {
+		s.heard.Store(n.monotonic())
+	}
+	return func() { s.watched.Add(-1) }
+}
+
+// doubt looks for a sign of life on the older connections of a peer that has made a
+// new one: it has often lost them.
+func (n *Node) doubt(younger *session) {
+	for _, s := range n.sessions.to(younger.peer) {
+		if s != younger && s.opened.Before(younger.opened) && s.watched.Load() == 0 {
+			now := n.monotonic()
+			s.heard.Store(now)
+			s.doubted.Store(now)
+		}
+	}
+}
+
+// hangUp ends the connection of a refused peer and tells it so. It returns at once:
+// who takes in nothing holds that up, and is not told then.
+func (n *Node) hangUp(s *session) {
+	n.spawn(func() {
+		hang := time.AfterFunc(cutLimit, s.life.shut)
+		defer hang.Stop()
+		_ = s.conn.CloseWithError(network.ConnGated)
+	})
 }
 
 // pinger is the standing stream of pings of one session.

@@ -382,6 +382,7 @@ func (n *Node) settled(s *session) {
 	}
 	n.gate.good(s.peer)
 	poke(n.spreadNow)
+	n.doubt(s)
 	n.overtake(s)
 	if n.network.HasRole(s.peer, meshv1.Role_ROLE_BOOTSTRAP) || n.network.HasRole(s.peer, meshv1.Role_ROLE_ORK) {
 		n.Announce()

@@ -29,6 +29,7 @@ type session struct {
 	aside   *aside       // of QUIC that this node dialed
 	life    *pulse       // watch alone asks it
 	heard   atomic.Int64 // monotonic nanoseconds since the node's start
+	doubted atomic.Int64 // when a sign of life was last asked for, on the same clock
 	suspect atomic.Bool
 	watched atomic.Int32 // times somebody wants silence noticed
 	calls   atomic.Int32 // RPC links and the like, for pacing bulk

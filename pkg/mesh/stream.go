@@ -513,9 +513,9 @@ func (w *wire) classify(err error) error {
 	if kind, ok := resetKind(err); ok {
 		return fault.Wrap(kind, flat(err), "%s refused the stream", w.session.peer)
 	}
-	if w.session.conn.IsClosed() && !w.done.Load() {
+	if ended := w.session.ending(); !w.done.Load() && (ended != nil || w.session.conn.IsClosed()) {
 		// However its end shows here: QUIC's looks like a deadline or a closed stream.
-		if ended := w.session.ending(); ended != nil {
+		if ended != nil {
 			err = ended
 		}
 		return fault.Wrap(fault.Unreachable, flat(err), "the stream with %s broke", w.session.peer)
