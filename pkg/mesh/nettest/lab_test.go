@@ -8,6 +8,7 @@ import (
 	"net/rpc"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -74,6 +75,17 @@ func (l *lab) member(name string, role meshv1.Role) *identity.Key {
 	_, err = l.founder.Adopt(env, nil)
 	l.check(err)
 	return k
+}
+
+// remove takes a member out of the roster.
+func (l *lab) remove(n *node) {
+	l.t.Helper()
+	env, err := l.founder.NextRoster(l.root, time.Now(), func(r *meshv1.Roster) {
+		r.Members = slices.DeleteFunc(r.Members, func(m *meshv1.Member) bool { return m.GetKey() == n.id })
+	})
+	l.check(err)
+	_, err = l.founder.Adopt(env, nil)
+	l.check(err)
 }
 
 // publish signs where the bootstraps are.
@@ -343,6 +355,13 @@ func (h *held) flows() {
 		h.check(err)
 		return now > before+2000
 	})
+}
+
+// breaks waits until the stream ends and tells how.
+func (h *held) breaks() (err error) {
+	h.t.Helper()
+	h.eventually("the stream ends", func() bool { _, err = h.look(); return err != nil })
+	return err
 }
 
 func (n *node) keep(to *node) {

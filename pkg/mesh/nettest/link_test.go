@@ -81,7 +81,7 @@ func TestPartitionHealsByItself(t *testing.T) {
 				t.Errorf("a call to a silent peer ends with kind %q", kind)
 			}
 			silence("closed", 8*time.Second, func() bool { return len(monitor.links(ork)) == 0 && len(agent.links(ork)) == 0 })
-			if _, err := stream.look(); !fault.Is(err, fault.Unreachable) {
+			if err := stream.breaks(); !fault.Is(err, fault.Unreachable) {
 				t.Errorf("the stream across the partition ended with %v", err)
 			}
 			monitor.reaches(agent) // this side goes on
@@ -92,6 +92,7 @@ func TestPartitionHealsByItself(t *testing.T) {
 			agent.reaches(ork)
 			t.Logf("calls were back %s after the healing", time.Since(began).Round(100*time.Millisecond))
 			monitor.hold(ork).flows()
+			l.eventually("ork drops its end of the old link", func() bool { return len(ork.links(monitor)) == 1 })
 		})
 	}
 }
@@ -109,12 +110,32 @@ func TestHungDaemonIsSilent(t *testing.T) {
 			ork.host.stop()
 			l.eventually("suspect", func() bool { return monitor.linked(ork, suspect) })
 			l.eventually("closed", func() bool { return len(monitor.links(ork)) == 0 })
-			if _, err := stream.look(); !fault.Is(err, fault.Unreachable) {
+			if err := stream.breaks(); !fault.Is(err, fault.Unreachable) {
 				t.Errorf("the stream to it ended with %v", err)
 			}
 			ork.host.resume()
 			monitor.reaches(ork)
 		})
+	}
+}
+
+// A member is removed while it takes in nothing of what is being sent to it.
+func TestRemovedMemberThatHangsIsCut(t *testing.T) {
+	l := newLab(t)
+	l.protocols = []string{"tcp"}
+	_, ork, monitor := l.trio()
+	ork.drip(monitor).flows()
+	sent := make(chan error, 1)
+	go func() { sent <- ork.send(monitor, 100<<20) }()
+	time.Sleep(200 * time.Millisecond)
+	monitor.host.stop()
+	l.remove(monitor)
+	began := time.Now()
+	ork.tell()
+	l.eventually("cut", func() bool { return len(ork.links(monitor)) == 0 })
+	t.Logf("cut after %s", time.Since(began).Round(100*time.Millisecond))
+	if err := <-sent; fault.KindOf(err) != fault.Unreachable && fault.KindOf(err) != fault.Denied {
+		t.Errorf("what was being sent ended with %v", err)
 	}
 }
 
