@@ -279,8 +279,28 @@ func TestTheDaemonServesPeopleAndPeers(t *testing.T) {
 	if err != nil || who.GetEmail() != email || !who.GetAdministrator() {
 		t.Errorf("introspection: %v, %v", who, err)
 	}
-	if status, body := do("GET", "/mesh", in.Token, ""); status != 200 || !bytes.Contains(body, []byte("proxy-inference")) {
-		t.Errorf("mesh: %d %s", status, body)
+	var picture struct {
+		Nodes []struct{ Key, State string }
+		Links []struct {
+			From, To, Path string
+			SeenBy         string `json:"seen_by"`
+		}
+	}
+	status, body := do("GET", "/mesh", in.Token, "")
+	if status != 200 || json.Unmarshal(body, &picture) != nil || len(picture.Nodes) < 3 {
+		t.Fatalf("mesh: %d %s", status, body)
+	}
+	drawn := false
+	for _, l := range picture.Links { // the proxy of this test does not say whom it knows
+		drawn = drawn || l.From == proxy.ID().String() && l.To == key.ID().String() && l.Path == "direct" && l.SeenBy == "to"
+	}
+	for _, n := range picture.Nodes {
+		if (n.State == "answers") != (n.Key == key.ID().String()) {
+			t.Errorf("mesh: %+v", n)
+		}
+	}
+	if !drawn {
+		t.Errorf("mesh: the link of the proxy is not drawn: %s", body)
 	}
 
 	// The running daemon is not bootstrapped behind its back.
