@@ -13,6 +13,11 @@
 // breaks. A peer that the roster no longer lists, or whose certificate or grant
 // has ended, is cut off at once. Close waits for every goroutine.
 //
+// What it does to reach a peer is written down as it happens: Trace tells every way
+// and address, and the error of a call says it in short. CheckNetwork, SpeedTest,
+// Kept, Refusals and the metrics (cosmicac_mesh_..., labels from closed lists) tell
+// the rest. None of them changes what the node does.
+//
 // It does not queue messages, does not store cards (see pkg/mesh/cards), does
 // not sign or check records (see pkg/trust), does not decide about jobs, and
 // never uses a public bootstrap node.

@@ -56,7 +56,7 @@ type search struct {
 	ended bool
 	ways  []*wayRecord
 	dials []*dialRecord
-	won   *session
+	won   ma.Multiaddr // the address that the winning connection goes over; nil when none won
 	err   error
 }
 
@@ -98,7 +98,10 @@ func (s *search) start() {
 // end closes the record and remembers it as the peer's last.
 func (s *search) end(won *session, err error) {
 	s.mu.Lock()
-	s.took, s.ended, s.won, s.err = time.Since(s.began), true, won, err
+	s.took, s.ended, s.err = time.Since(s.began), true, err
+	if won != nil {
+		s.won = won.conn.RemoteMultiaddr()
+	}
 	for _, w := range s.ways {
 		s.n.metrics.way(w.name, w.result())
 	}
@@ -300,9 +303,9 @@ func (s *search) carries(a ma.Multiaddr) bool {
 		return false
 	}
 	if isRelayed(a) {
-		return s.won.relayed && relayOf(a) == relayOf(s.won.conn.RemoteMultiaddr())
+		return isRelayed(s.won) && relayOf(a) == relayOf(s.won)
 	}
-	return a.Equal(s.won.conn.RemoteMultiaddr())
+	return a.Equal(s.won)
 }
 
 // lines are the reasons for an error's text: one line a way, bounded, and where to
