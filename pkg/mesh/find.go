@@ -56,7 +56,10 @@ func (n *Node) makeDHT() error {
 			}
 			return n.bootstraps()
 		}),
-		dht.RoutingTableRefreshPeriod(time.Minute),
+		// Half of the library's own table, and three questions at a time: daemons are
+		// hundreds, cards and the disk stand beside the DHT, and a whole network that
+		// starts at once must not connect everybody to everybody.
+		dht.BucketSize(10), dht.Concurrency(3), dht.RoutingTableRefreshPeriod(10*time.Minute),
 		dht.RoutingTableFilter(func(_ any, p peer.ID) bool {
 			_, ok := n.network.Member(p)
 			return ok

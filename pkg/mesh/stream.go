@@ -429,6 +429,9 @@ func (w *wire) RemoteAddr() net.Addr { return &addr{id: w.session.peer, session:
 
 // Ready holds new calls back from a peer that fell silent.
 func (w *wire) Ready(ctx context.Context) error {
+	if !w.session.suspect.Load() {
+		return nil
+	}
 	if s := w.n.sessions.best(w.session.peer); w.session.suspect.Load() && s != nil && s != w.session && !s.suspect.Load() {
 		return net.ErrClosed // a better connection stands: take that
 	}

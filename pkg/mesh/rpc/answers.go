@@ -5,7 +5,6 @@ import (
 	"context"
 	"io"
 	"net"
-	"runtime"
 	"sync"
 	"time"
 
@@ -93,7 +92,7 @@ func (a *answers) end() {
 }
 
 func (a *answers) read() error {
-	r := bufio.NewReaderSize(a.conn, 16<<10)
+	r := bufio.NewReaderSize(a.conn, readBytes)
 	for {
 		job := &job{a: a}
 		if err := readFrame(r, &job.frame); err != nil {
@@ -349,7 +348,8 @@ func (j *job) set(to *metadata.MD, md metadata.MD) error {
 // stay save that. They belong to the server, not to a stream, so idle streams cost
 // none.
 
-func maxIdle() int32 { return int32(4 * runtime.GOMAXPROCS(0)) }
+// maxIdle is how many stay: 8 KiB each.
+const maxIdle = 128
 
 func (s *Server) dispatch(j *job) {
 	select {
@@ -362,7 +362,7 @@ func (s *Server) dispatch(j *job) {
 func (s *Server) work(j *job) {
 	for {
 		j.run()
-		if s.idle.Add(1) > maxIdle() {
+		if s.idle.Add(1) > maxIdle {
 			s.idle.Add(-1)
 			return
 		}

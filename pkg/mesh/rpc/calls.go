@@ -118,7 +118,7 @@ func (l *callLink) fail(err error) {
 }
 
 func (l *callLink) read() error {
-	r := bufio.NewReaderSize(l.conn, 16<<10)
+	r := bufio.NewReaderSize(l.conn, readBytes)
 	for {
 		var f frame
 		if err := readFrame(r, &f); err != nil {

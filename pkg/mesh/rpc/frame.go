@@ -38,8 +38,11 @@ const (
 	flagHeader  = 4
 	flagTrailer = 8
 
-	// FastBytes is the largest request that the stream of calls takes.
-	FastBytes = 64 << 10
+	// FastBytes is the largest request that the stream of calls takes: 64 KiB of
+	// payload and what stands around it.
+	FastBytes = 65 << 10
+	// readBytes is the buffer of a reader: every link has two, and most are idle.
+	readBytes = 4 << 10
 	// pieceBytes is the most that one frame of an answer carries.
 	pieceBytes = 64 << 10
 	// maxPairsBytes bounds headers, and trailers, of one call, as gRPC's own limit here.

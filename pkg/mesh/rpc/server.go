@@ -110,8 +110,11 @@ func (s *Server) begin(ctx context.Context, fullMethod string) (_ context.Contex
 	if ctx, err = s.o.Authorize(ctx, p.Addr, fullMethod); err != nil {
 		return nil, nil, err
 	}
-	end, err = s.turns.take(p.Addr.String(), fullMethod, RightOf(fullMethod).GetAtATime())
-	return ctx, end, err
+	if most := RightOf(fullMethod).GetAtATime(); most > 0 {
+		end, err = s.turns.take(p.Addr.String(), fullMethod, most)
+		return ctx, end, err
+	}
+	return ctx, noTurn, nil
 }
 
 // recover keeps one broken handler from ending the daemon, and says so.
