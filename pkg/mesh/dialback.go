@@ -55,6 +55,14 @@ type dialBacks struct {
 	results  map[string]*meshv1.DialBack
 }
 
+// onLoopbackAlone tells whether this node listens on loopback addresses only.
+func (n *Node) onLoopbackAlone() bool {
+	return !slices.ContainsFunc(n.o.Listen, func(text string) bool {
+		a, err := ma.NewMultiaddr(text)
+		return err != nil || !manet.IsIPLoopback(a)
+	})
+}
+
 // makeDialBacks is for members that listen. Bootstraps answer, too.
 func (n *Node) makeDialBacks() error {
 	if n.credential().kind != showsRoster || len(n.o.Listen) == 0 {
@@ -65,9 +73,15 @@ func (n *Node) makeDialBacks() error {
 	if serves {
 		var err error
 		// A key of its own, so that nothing is reused of what stands.
+		transports := libp2p.Transport(tcp.NewTCPTransport, tcp.DisableReuseport())
+		if !n.onLoopbackAlone() {
+			// It dials from a UDP port on all addresses; on one host there is nothing
+			// to learn by that, and nothing may be open beyond loopback.
+			transports = libp2p.ChainOptions(transports, libp2p.Transport(quic.NewTransport))
+		}
 		dialer, err = libp2p.New(libp2p.NoListenAddrs, libp2p.DisableRelay(), libp2p.DisableMetrics(), libp2p.Ping(false), libp2p.DisableIdentifyAddressDiscovery(),
 			libp2p.Security(libp2ptls.ID, libp2ptls.New), libp2p.Muxer(yamux.ID, yamux.DefaultTransport),
-			libp2p.Transport(tcp.NewTCPTransport, tcp.DisableReuseport()), libp2p.Transport(quic.NewTransport),
+			transports,
 			libp2p.ConnectionGater(dialBackGate{n}), libp2p.UDPBlackHoleSuccessCounter(nil), libp2p.IPv6BlackHoleSuccessCounter(nil))
 		if err != nil {
 			return fault.Wrap(fault.Internal, flat(err), "make the host that dials back")

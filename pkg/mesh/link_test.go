@@ -181,9 +181,12 @@ func TestCancelAndDeadlineReachTheCaller(t *testing.T) {
 		s.service.hang, s.service.entered = make(chan struct{}), make(chan struct{}, 8)
 	})
 	b := l.start(l.app, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_APP_NODE })
+	if err := ping(within(t), b.Node, a.ID(), a.Addresses()...); err != nil { // connected
+		t.Fatal(err)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 	defer cancel()
-	_, err := info(ctx, b.Node, a.ID(), a.Addresses()...)
+	_, err := info(ctx, b.Node, a.ID())
 	wantKind(t, err, fault.Timeout)
 	ctx, cancel = context.WithCancel(context.Background())
 	time.AfterFunc(100*time.Millisecond, cancel)
