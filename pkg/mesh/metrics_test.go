@@ -58,11 +58,11 @@ func TestMetricsCountAndDoNotGrowWithPeersAndMethods(t *testing.T) {
 				return fmt.Errorf("%s was answered", method)
 			}
 		}
-		_, err := meshv1.NewNodeClient(app.Client(ork.ID())).GetMetrics(within(t), &meshv1.GetMetricsRequest{})
-		if !fault.Is(err, fault.Denied) {
-			return fmt.Errorf("metrics for app-node: %w", err)
-		}
 		if i%100 == 0 { // a stranger costs a node
+			_, err := meshv1.NewNodeClient(app.Client(ork.ID())).GetMetrics(within(t), &meshv1.GetMetricsRequest{})
+			if !fault.Is(err, fault.Denied) {
+				return fmt.Errorf("metrics for app-node: %w", err)
+			}
 			stranger := l.start(newKey(t), func(o *mesh.Options) { o.DHT, o.Listen = mesh.DHTOff, nil })
 			_ = ping(within(t), stranger.Node, ork.ID(), ork.Addresses()...)
 		}
