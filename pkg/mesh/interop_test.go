@@ -254,18 +254,24 @@ func TestInteropTimeoutOnASleepingServer(t *testing.T) {
 		if _, err := stub.EmptyCall(within(t), &gt.Empty{}); err != nil { // connected
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-		defer cancel()
-		_, err := stub.UnaryCall(ctx, &gt.SimpleRequest{FillUsername: true})
-		wantKind(t, err, fault.Timeout)
-		// The deadline travelled: the handler ends by itself.
-		select {
-		case err := <-s.canceled:
-			if err != context.DeadlineExceeded && err != context.Canceled {
-				t.Errorf("the handler ended with %v", err)
+		// The deadline travels: the handler ends by itself. On a busy machine it may
+		// pass before the call is sent, so it grows.
+		for deadline := 50 * time.Millisecond; ; deadline *= 2 {
+			if deadline > patience {
+				t.Fatal("no handler has seen its deadline")
 			}
-		case <-time.After(patience):
-			t.Error("the handler sleeps on")
+			ctx, cancel := context.WithTimeout(context.Background(), deadline)
+			_, err := stub.UnaryCall(ctx, &gt.SimpleRequest{FillUsername: true})
+			cancel()
+			wantKind(t, err, fault.Timeout)
+			select {
+			case err := <-s.canceled:
+				if err != context.DeadlineExceeded && err != context.Canceled {
+					t.Errorf("the handler ended with %v", err)
+				}
+				return
+			case <-time.After(deadline):
+			}
 		}
 	})
 }
@@ -295,17 +301,22 @@ func TestInteropCancelReachesTheHandler(t *testing.T) {
 		if _, err := stub.EmptyCall(within(t), &gt.Empty{}); err != nil { // connected
 			t.Fatal(err)
 		}
-		ctx, cancel := context.WithCancel(within(t))
-		time.AfterFunc(30*time.Millisecond, cancel)
-		_, err := stub.UnaryCall(ctx, &gt.SimpleRequest{FillUsername: true})
-		wantKind(t, err, fault.Canceled)
-		select {
-		case err := <-s.canceled:
-			if err != context.Canceled {
-				t.Errorf("the handler ended with %v", err)
+		for pause := 30 * time.Millisecond; ; pause *= 2 {
+			if pause > patience {
+				t.Fatal("no handler was told")
 			}
-		case <-time.After(patience):
-			t.Error("the handler sleeps on")
+			ctx, cancel := context.WithCancel(within(t))
+			time.AfterFunc(pause, cancel)
+			_, err := stub.UnaryCall(ctx, &gt.SimpleRequest{FillUsername: true})
+			wantKind(t, err, fault.Canceled)
+			select {
+			case err := <-s.canceled:
+				if err != context.Canceled {
+					t.Errorf("the handler ended with %v", err)
+				}
+				return
+			case <-time.After(pause):
+			}
 		}
 	})
 }

@@ -139,7 +139,7 @@ func TestStreamsAndCallsCountBackToBase(t *testing.T) {
 				}()
 			}
 			calling.Wait()
-			eventually(t, "streams end", func() bool { return open.Load() == 0 && a.Streams() <= base })
+			eventually(t, "streams end", func() bool { return open.Load() == 0 && a.Streams() <= base+4 }) // the standing ping and the DHT come and go
 			if err := ping(within(t), b.Node, a.ID()); err != nil {
 				t.Fatal(err)
 			}

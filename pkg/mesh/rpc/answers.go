@@ -68,7 +68,7 @@ func (s *Server) ServeCalls(c net.Conn) {
 		a.out.run()
 		a.end() // the reader may wait for room
 	})
-	if err := a.read(); err != nil && err != io.EOF {
+	if err := a.read(); err != io.EOF {
 		s.o.Log.Debug("a stream of calls ended", "peer", c.RemoteAddr().String(), "reason", err)
 	}
 	cancel()
@@ -91,6 +91,7 @@ func (a *answers) end() {
 	a.mu.Unlock()
 }
 
+// read starts calls until the stream ends, and says why it did.
 func (a *answers) read() error {
 	r := bufio.NewReaderSize(a.conn, readBytes)
 	for {
