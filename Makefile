@@ -34,6 +34,9 @@ test-end-to-end: build ## The whole platform: main job, killed daemons, stranger
 bench-mesh: ## Measure the mesh beside gRPC, NATS and Holepunch, 20 minutes (SHORT=1: 3; FIGURES=unary,bulk; JSON=FILE)
 	@scripts/bench.sh mesh
 
+test-crowd: ## 200 nodes in one DHT, 10,000 connections: by hand, not part of `make test`
+	@scripts/test.sh crowd
+
 lint: ## gofmt, vet, staticcheck, buf lint, stale and breaking wire code
 	@scripts/lint.sh
 

@@ -23,7 +23,7 @@ import (
 )
 
 const (
-	patience = 90 * time.Second // generous: the machine may be busy
+	patience = 4 * time.Minute // generous; a link is bettered after 1, 5, 30 and 120 s: the machine may be busy
 	job      = "j-0000000000001"
 	attempt  = "a-0000000000001"
 )
