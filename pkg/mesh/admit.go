@@ -200,7 +200,7 @@ func (c Credential) tokenFor(p peer.ID) string {
 }
 
 // admit records the admission of a peer and looks at it again: a Recheck or Revet
-// that ran between judging and recording has passed this session by.
+// that ran between judging and recording has passed it by.
 func (n *Node) admit(s *session, c Caller, shown *meshv1.Credential) error {
 	s.admit(c, shown)
 	return n.judgeAgain(s)
