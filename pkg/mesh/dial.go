@@ -78,6 +78,15 @@ func (t *watchedTransport) DialWithUpdates(ctx context.Context, a ma.Multiaddr, 
 	return c, err
 }
 
+// Listen makes what it accepts able to stand aside, as Dial does.
+func (t *watchedTransport) Listen(a ma.Multiaddr) (transport.Listener, error) {
+	l, err := t.Transport.Listen(a)
+	if err == nil && transportOf(a) == "quic" {
+		l = asideListener{l}
+	}
+	return l, err
+}
+
 func (t *watchedTransport) Close() error {
 	if c, ok := t.Transport.(io.Closer); ok {
 		return c.Close()

@@ -68,7 +68,7 @@ func (n *Node) watch() {
 // overtaken ones, and those of TCP and QUIC that connected at the same moment.
 func (n *Node) dropDoubles() {
 	for _, s := range n.sessions.all() {
-		if s.inbound || !s.ready() || time.Since(s.opened) < 10*time.Second || s.streams.Load() > 0 || s.watched.Load() > 0 {
+		if s.inbound || !s.ready() || time.Since(s.opened) < 10*time.Second || s.inUse() {
 			continue
 		}
 		best := n.sessions.best(s.peer)

@@ -26,7 +26,7 @@ type session struct {
 	gone    chan struct{} // closed with the connection
 	ended   time.Time     // guarded by sessions.mu
 
-	aside   *aside       // of QUIC that this node dialed
+	aside   *aside       // of QUIC
 	life    *pulse       // watch alone asks it
 	heard   atomic.Int64 // monotonic nanoseconds since the node's start
 	doubted atomic.Int64 // when a sign of life was last asked for, on the same clock

@@ -42,11 +42,12 @@ func (n *Node) upgrade(s *session) {
 	switch {
 	case s.relayed && s.inbound && n.canPunch():
 		try = n.punch // the side that was reached through the relay begins: it is the protocol's rule
-	case s.aside != nil && (s.watched.Load() > 0 || s.streams.Load() > 0):
+	case s.aside != nil && !s.inbound && slices.ContainsFunc(n.sessions.to(s.peer), (*session).inUse):
 		try = n.dialTCP
 	}
 	u := &s.upgrades
-	if try == nil || !s.ready() || n.sessions.best(s.peer) != s || !u.running.CompareAndSwap(false, true) {
+	if try == nil || !s.ready() || slices.ContainsFunc(n.sessions.to(s.peer), func(o *session) bool { return o.ready() && o.outranks(s) }) ||
+		!u.running.CompareAndSwap(false, true) {
 		return
 	}
 	if u.next.IsZero() {
@@ -60,7 +61,7 @@ func (n *Node) upgrade(s *session) {
 		defer u.running.Store(false)
 		err := try(s)
 		switch {
-		case err == nil:
+		case err == nil, errors.Is(err, errNothing):
 		case errors.Is(err, holepunch.ErrHolePunchActive): // the service's own first try
 			u.next = time.Now().Add(upgradePauses[0])
 			return
@@ -84,8 +85,12 @@ func (n *Node) dialTCP(s *session) error {
 	}
 	ctx, cancel := context.WithTimeout(network.WithForceDirectDial(n.ctx, "upgrade"), 10*time.Second)
 	defer cancel()
-	s.aside.stands.Store(true)
-	defer s.aside.stands.Store(false)
+	for _, o := range n.sessions.to(s.peer) { // each side may have dialed one
+		if o.aside != nil {
+			o.aside.stands.Add(1)
+			defer o.aside.stands.Add(-1)
+		}
+	}
 	n.swarm().Backoff().Clear(s.peer)
 	conn, err := n.swarm().DialPeer(ctx, s.peer)
 	if err != nil {
@@ -100,14 +105,14 @@ func (n *Node) dialTCP(s *session) error {
 
 // seeksTCP tells whether dialTCP runs for the peer: QUIC would be no gain.
 func (n *Node) seeksTCP(p peer.ID) bool {
-	return slices.ContainsFunc(n.sessions.to(p), func(s *session) bool { return s.aside != nil && s.aside.stands.Load() })
+	return slices.ContainsFunc(n.sessions.to(p), func(s *session) bool { return s.aside != nil && s.aside.stands.Load() > 0 })
 }
 
 // aside is a QUIC connection that can stand aside: the library makes no second
 // direct connection to a peer, and asks a connection's transport whether it is one.
 type aside struct {
 	transport.CapableConn
-	stands atomic.Bool
+	stands atomic.Int32
 }
 
 // As finds the connection beneath the library's own.
@@ -120,10 +125,21 @@ func (c *aside) As(target any) bool {
 }
 
 func (c *aside) Transport() transport.Transport {
-	if c.stands.Load() {
+	if c.stands.Load() > 0 {
 		return asideTransport{c.CapableConn.Transport()}
 	}
 	return c.CapableConn.Transport()
+}
+
+// asideListener makes the accepted connections able to.
+type asideListener struct{ transport.Listener }
+
+func (l asideListener) Accept() (transport.CapableConn, error) {
+	c, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return &aside{CapableConn: c}, nil
 }
 
 type asideTransport struct{ transport.Transport }
@@ -155,6 +171,9 @@ func (n *Node) makeHoles(observed bhost.ObservedAddrsManager) error {
 func (n *Node) canPunch() bool {
 	return n.holes != nil && slices.Contains(n.host.Mux().Protocols(), holepunch.Protocol)
 }
+
+// inUse tells whether somebody cares for the connection.
+func (s *session) inUse() bool { return s.watched.Load() > 0 || s.streams.Load() > 0 }
 
 // outranks tells whether s is of a better kind than o.
 func (s *session) outranks(o *session) bool { return s.rank() > o.rank() }

@@ -325,10 +325,24 @@ func (n *node) drip(to *node) *held { n.t.Helper(); return n.stream(to, "sink") 
 
 func (n *node) stream(to *node, name string) *held {
 	n.t.Helper()
+	h, err := n.open(to, name)
+	n.check(err)
+	return h
+}
+
+// holdsSoon is hold for a peer that may not be ready yet.
+func (n *node) holdsSoon(to *node) (h *held) {
+	n.t.Helper()
+	var err error
+	n.eventually(n.host.name+" opens a stream to "+to.host.name, func() bool { h, err = n.open(to, "echo"); return err == nil }, &err)
+	return h
+}
+
+func (n *node) open(to *node, name string) (*held, error) {
+	n.t.Helper()
 	h := &held{node: n}
 	n.ask("Hold", &Ask{Node: n.id, To: to.id, At: n.given[to.id], Stream: name, Limit: patience}, &h.last)
-	n.check(h.last.Outcome.fault())
-	return h
+	return h, h.last.Outcome.fault()
 }
 
 type held struct {

@@ -54,7 +54,7 @@ func TestMain(m *testing.M) {
 	}
 	// Tests wait most of the time.
 	if f := flag.Lookup("test.parallel"); f.Value.String() == fmt.Sprint(runtime.GOMAXPROCS(0)) {
-		if err := f.Value.Set("8"); err != nil {
+		if err := f.Value.Set("6"); err != nil {
 			panic(err)
 		}
 	}

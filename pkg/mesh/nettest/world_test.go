@@ -157,15 +157,6 @@ func (h *host) accept(protocol string) {
 	h.in("", "nft", "delete", "table", "inet", "no-"+protocol)
 }
 
-// shun drops every packet that comes from an address, without a word.
-func (h *host) shun(from netip.Addr) {
-	h.w.t.Helper()
-	h.in("table ip shun { chain in { type filter hook prerouting priority -300; ip saddr "+from.String()+" drop; }; }", "nft", "-f", "-")
-}
-
-// admit undoes shun.
-func (h *host) admit() { h.w.t.Helper(); h.in("", "nft", "delete", "table", "ip", "shun") }
-
 // slow makes the host's link carry a kilobyte a second each way, with five seconds
 // of queue.
 func (h *host) slow() {
