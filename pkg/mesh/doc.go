@@ -11,7 +11,10 @@
 // Guarantees. A call or stream ends with an error of pkg/fault, once. Nothing is
 // sent twice by this package. Bytes of one stream arrive in order or the stream
 // breaks. A peer that the roster no longer lists, or whose certificate or grant
-// has ended, is cut off at once. Close waits for every goroutine.
+// has ended, is cut off at once. A peer whose bytes arrive, however slowly, is not
+// taken for dead. When a better connection to a peer comes to stand, new calls and
+// streams take it and what runs on the old one goes on there. Close waits for every
+// goroutine.
 //
 // What it does to reach a peer is written down as it happens: Trace tells every way
 // and address, and the error of a call says it in short. CheckNetwork, SpeedTest,
