@@ -133,23 +133,21 @@ func TestAHostileMemberGetsItsShareAndNoMore(t *testing.T) {
 			if err := ping(within(t), good.Node, a.ID()); err != nil {
 				t.Errorf("another member beside it: %v", err)
 			}
-			held := 0
-			for _, c := range a.Host().Network().ConnsToPeer(bad.ID()) {
-				held += len(c.GetStreams())
+			held := func() (count int) {
+				for _, c := range a.Host().Network().ConnsToPeer(bad.ID()) {
+					count += len(c.GetStreams())
+				}
+				return count
 			}
-			if held > 300 {
-				t.Errorf("it holds %d streams", held)
+			if n := held(); n > 1024 { // the resource manager's bound, refusals under way included
+				t.Errorf("it holds %d streams", n)
 			}
+			// It keeps all that were not refused open: 256, and the mesh's own few.
+			eventually(t, "it holds its share", func() bool { return held() <= 300 })
 			for _, s := range streams {
 				_ = s.Reset()
 			}
-			eventually(t, "its streams are gone", func() bool {
-				held := 0
-				for _, c := range a.Host().Network().ConnsToPeer(bad.ID()) {
-					held += len(c.GetStreams())
-				}
-				return held < 20
-			})
+			eventually(t, "its streams are gone", func() bool { return held() < 20 })
 			if err := ping(within(t), bad.Node, a.ID()); err != nil {
 				t.Errorf("the bad one, once it behaves: %v", err)
 			}
