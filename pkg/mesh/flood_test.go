@@ -20,9 +20,9 @@ func muteCrowd(t *testing.T, to *spot, from string) (stop func()) {
 	t.Helper()
 	const crowd = 10000
 	d := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: patience}
-	conns := make(chan net.Conn, crowd)
+	conns, port := make(chan net.Conn, crowd), portOf(t, to)
 	dial := func() {
-		c, err := d.Dial("tcp", "127.0.0.1:"+portOf(t, to))
+		c, err := d.Dial("tcp", "127.0.0.1:"+port)
 		if err != nil {
 			return // the backlog is full: others were faster
 		}
@@ -54,13 +54,15 @@ func muteCrowd(t *testing.T, to *spot, from string) (stop func()) {
 			time.Sleep(time.Millisecond)
 		}
 	})
-	return func() {
+	stop = func() {
 		cancel()
 		dialing.Wait()
 		for len(conns) > 0 {
 			_ = (<-conns).Close()
 		}
 	}
+	t.Cleanup(stop)
+	return stop
 }
 
 // Ten thousand connections that never speak, and ever more of them, keep nobody

@@ -47,8 +47,10 @@ const (
 
 	// The library gives a handshake 15 s. These stand well below its limit of
 	// connections in handshake (see limits.go), so that the oldest mute one goes
-	// and not the newest comer.
-	mutePerPrefix, muteTotal = 512, 1024
+	// and not the newest comer. An address' share is close to a full backlog of the
+	// kernel's (4,096): who comes behind a crowd of its own neighbours has the time
+	// that this many accepts take to finish its handshake.
+	mutePerPrefix, muteTotal = 3072, 6144
 )
 
 func newGate() *gate {

@@ -54,7 +54,7 @@ func TestTheOldestMuteConnectionGoesFirst(t *testing.T) {
 	g.InterceptSecured(network.DirInbound, "key", speaks)
 	var others []*accepted
 	for host := range 200 {
-		for port := range 20 {
+		for port := range 50 {
 			others = append(others, from("192.0.2."+strconv.Itoa(host), 2000+port))
 		}
 	}

@@ -32,7 +32,7 @@ func newResources() (network.ResourceManager, error) {
 	}
 	limits := rcmgr.PartialLimitConfig{
 		System:              conns(streams(131072, 64<<30), 16384, 16384),
-		Transient:           conns(streams(8192, 4<<30), 2048, 4096),
+		Transient:           conns(streams(8192, 4<<30), 8192, 8192), // gate.go keeps the mute ones below
 		PeerDefault:         conns(streams(1024, 512<<20), 8, 8),
 		ProtocolDefault:     streams(65536, 32<<30),
 		ProtocolPeerDefault: streams(512, 256<<20),
