@@ -46,7 +46,7 @@ type answers struct {
 
 	mu      sync.Mutex
 	room    sync.Cond // bytes went down or ended
-	running map[uint64]context.CancelFunc
+	running map[uint64]*job
 	bytes   int
 	ended   bool
 }
@@ -56,7 +56,7 @@ type answers struct {
 func (s *Server) ServeCalls(c net.Conn) {
 	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(), &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr()}))
 	defer cancel()
-	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]context.CancelFunc)}
+	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]*job)}
 	a.room.L = &a.mu
 	if !s.open(a) {
 		_ = c.Close()
@@ -107,8 +107,8 @@ func (a *answers) read() error {
 			}
 		case kindCancel:
 			a.mu.Lock()
-			if cancel := a.running[job.frame.id]; cancel != nil {
-				cancel()
+			if running := a.running[job.frame.id]; running != nil {
+				running.ctx.end()
 			}
 			a.mu.Unlock()
 			job.frame.buffer.free()
@@ -122,10 +122,9 @@ func (a *answers) read() error {
 // start runs a call on a worker. It waits while the stream's calls hold too much.
 func (a *answers) start(j *job) error {
 	timeout := time.Duration(min(j.frame.timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
+	j.ctx.stream = a.ctx
 	if timeout > 0 {
-		j.ctx, j.cancel = context.WithTimeout(a.ctx, timeout)
-	} else {
-		j.ctx, j.cancel = context.WithCancel(a.ctx)
+		j.ctx.deadline = time.Now().Add(timeout)
 	}
 	j.size = len(j.frame.buffer.bytes)
 	a.mu.Lock()
@@ -136,7 +135,6 @@ func (a *answers) start(j *job) error {
 	full := len(a.running) >= callsPerStream
 	if a.ended || twice || full {
 		a.mu.Unlock()
-		j.cancel()
 		if full && !twice {
 			a.fail(j.frame.id, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
 			j.frame.buffer.free()
@@ -145,7 +143,7 @@ func (a *answers) start(j *job) error {
 		return malformed("a call with the id of one that runs")
 	}
 	a.bytes += j.size
-	a.running[j.frame.id] = j.cancel
+	a.running[j.frame.id] = j
 	a.mu.Unlock()
 	a.s.dispatch(j)
 	return nil
@@ -156,11 +154,10 @@ const maxTimeout = 24 * time.Hour
 
 // job is one call that runs.
 type job struct {
-	a      *answers
-	frame  frame
-	size   int
-	ctx    context.Context
-	cancel context.CancelFunc
+	a     *answers
+	frame frame
+	size  int
+	ctx   callContext
 
 	mu              sync.Mutex // of what the handler sets
 	header, trailer metadata.MD
@@ -177,7 +174,7 @@ func (j *job) run() {
 	if err != nil {
 		a.failWith(j, err)
 	}
-	j.cancel()
+	j.ctx.end()
 	a.mu.Lock()
 	delete(a.running, j.frame.id)
 	a.bytes -= j.size
@@ -202,7 +199,7 @@ func (j *job) call() (reply any, err error) {
 		return nil, fault.New(fault.Unsupported, "call %q: this node has no such method", j.frame.method)
 	}
 	j.method = m.name
-	ctx := j.ctx
+	var ctx context.Context = &j.ctx
 	if j.frame.header != nil {
 		ctx = metadata.NewIncomingContext(ctx, j.frame.header)
 	}
@@ -257,7 +254,7 @@ func (a *answers) answer(j *job, reply any) error {
 			return fault.Wrap(fault.Internal, err, "encode the answer of %s", j.method)
 		}
 		b.bytes = endFrame(out, 0)
-		a.out.put(b.bytes, j.ctx.Done(), false)
+		a.out.put(&j.ctx, b.bytes, false)
 		return nil
 	}
 	body, err := marshal.MarshalAppend(make([]byte, 0, size), message)
@@ -269,13 +266,13 @@ func (a *answers) answer(j *job, reply any) error {
 	for len(body) > pieceBytes {
 		out := append(beginFrame(b.bytes[:0], kindAnswer, j.frame.id), flagMore)
 		b.bytes = endFrame(append(out, body[:pieceBytes]...), 0)
-		if !a.out.put(b.bytes, j.ctx.Done(), false) {
+		if !a.out.put(&j.ctx, b.bytes, false) {
 			return nil // nobody waits for the rest
 		}
 		body = body[pieceBytes:]
 	}
 	b.bytes = endFrame(append(j.begin(b.bytes[:0], 0), body...), 0)
-	a.out.put(b.bytes, j.ctx.Done(), false)
+	a.out.put(&j.ctx, b.bytes, false)
 	return nil
 }
 
@@ -300,7 +297,7 @@ func (j *job) begin(b []byte, flags byte) []byte {
 }
 
 func (a *answers) fail(id uint64, err error) {
-	j := &job{a: a, frame: frame{id: id}, ctx: a.ctx}
+	j := &job{a: a, frame: frame{id: id}}
 	a.failWith(j, err)
 }
 
@@ -311,7 +308,7 @@ func (a *answers) failWith(j *job, err error) {
 	if err != nil || len(body) > pieceBytes {
 		body, _ = proto.Marshal(status.New(fault.Internal.GRPC(), "the failure could not be encoded").Proto())
 	}
-	a.out.put(endFrame(append(j.begin(nil, flagFailed), body...), 0), a.ctx.Done(), false)
+	a.out.put(a.ctx, endFrame(append(j.begin(nil, flagFailed), body...), 0), false)
 }
 
 // A job is the grpc.ServerTransportStream of its call.

@@ -188,7 +188,7 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 		return false, err
 	}
 	b.bytes = out
-	sent = l.out.put(b.bytes, ctx.Done(), false)
+	sent = l.out.put(ctx, b.bytes, false)
 	b.free()
 	if !sent && ctx.Err() != nil {
 		l.forget(id, c)
@@ -202,7 +202,7 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 			return true, ended(ctx, q.method, peer) // its answer came at the same moment
 		}
 		var cancel [16]byte
-		l.out.put(endFrame(beginFrame(cancel[:0], kindCancel, id), 0), nil, true)
+		l.out.put(ctx, endFrame(beginFrame(cancel[:0], kindCancel, id), 0), true)
 		return true, ended(ctx, q.method, peer)
 	}
 	if c.err != nil {

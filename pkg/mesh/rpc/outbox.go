@@ -1,6 +1,7 @@
 package rpc
 
 import (
+	"context"
 	"net"
 	"runtime"
 	"sync"
@@ -32,9 +33,9 @@ func newOutbox(c net.Conn) *outbox {
 func (o *outbox) end() { o.once.Do(func() { close(o.ended) }) }
 
 // put adds a whole frame. With a slow reader at the other end it blocks until
-// there is room, done closes or the connection ended; ok is false then and nothing
+// there is room, ctx ends or the connection ended; ok is false then and nothing
 // was added. A frame of calm (a few bytes that must not wait) never blocks.
-func (o *outbox) put(frame []byte, done <-chan struct{}, calm bool) (ok bool) {
+func (o *outbox) put(ctx context.Context, frame []byte, calm bool) (ok bool) {
 	for {
 		o.mu.Lock()
 		if o.isEnded() {
@@ -60,7 +61,7 @@ func (o *outbox) put(frame []byte, done <-chan struct{}, calm bool) (ok bool) {
 		o.mu.Unlock()
 		select {
 		case <-room:
-		case <-done:
+		case <-ctx.Done():
 			return false
 		case <-o.ended:
 			return false
