@@ -1,6 +1,6 @@
 import { AppShell, Badge, Burger, Button, Group, NavLink, Text, Title } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
-import { IconCpu, IconKey, IconLayoutList, IconStethoscope } from '@tabler/icons-react';
+import { IconCpu, IconKey, IconLayoutList, IconStethoscope, IconTopologyStar3 } from '@tabler/icons-react';
 import { useQuery, useQueryClient } from '@tanstack/react-query';
 import { useSyncExternalStore } from 'react';
 import { Link, Redirect, Route, Switch, useLocation } from 'wouter';
@@ -11,6 +11,7 @@ import { JobPage } from './JobPage';
 import { Jobs } from './Jobs';
 import { Keys } from './Keys';
 import { Login } from './Login';
+import { Network } from './Network';
 import { Racks } from './Racks';
 
 export function App() {
@@ -53,6 +54,9 @@ function Shell() {
         {pages.map((p) => (
           <NavLink key={p.path} component={Link} href={p.path} label={p.label} leftSection={<p.icon size={18} />} active={location.startsWith(p.path)} onClick={close} />
         ))}
+        {me.data?.user.administrator && (
+          <NavLink component={Link} href="/network" label="Network" leftSection={<IconTopologyStar3 size={18} />} active={location === '/network'} onClick={close} />
+        )}
         <NavLink label="Settings" defaultOpened>
           <NavLink label="Developer" defaultOpened>
             <NavLink component={Link} href="/settings/api-keys" label="API keys" leftSection={<IconKey size={18} />} active={location === '/settings/api-keys'} onClick={close} />
@@ -66,6 +70,7 @@ function Shell() {
           <Route path="/jobs" component={Jobs} />
           <Route path="/racks" component={Racks} />
           <Route path="/health" component={Health} />
+          <Route path="/network" component={Network} />
           <Route path="/settings/api-keys" component={Keys} />
           <Route path="/"><Redirect to="/jobs" /></Route>
           <Route><Text>There is no such page.</Text></Route>

@@ -28,6 +28,14 @@ export interface Image { name: string; description: string }
 export interface Model { id: string; runtime: string; description: string; recommended?: { gpu_model?: string; gpu_count?: number } | null }
 export interface Location { code: string; name: string }
 export interface Warning { daemon: string; code: string; severity: string; text: string; remedy: string }
+export interface MeshNode {
+  key: string; name: string; roles?: string[] | null; state: string; reason: string; version: string; ready: boolean; started_at?: string | null; clock_ahead_ms: number;
+  peers_known: boolean; agents: number; clients: number; others: number; warnings?: Warning[] | null;
+}
+export interface MeshLink {
+  from: string; to: string; path: string; transport: string; address: string; round_trip_microseconds: number; connected_at?: string | null; suspect: boolean;
+}
+export interface Mesh { complete: boolean; nodes: MeshNode[]; links: MeshLink[] }
 export interface User { id: string; email: string; administrator: boolean }
 
 /** What the server said was wrong, with the field that each rule belongs to. */

@@ -108,3 +108,18 @@ test('no page breaks the content security policy', async ({ page }) => {
   for (const name of ['Racks', 'Health', 'API keys', 'Jobs']) await page.getByRole('link', { name, exact: true }).click();
   expect(violations).toEqual([]);
 });
+
+test('the network is drawn: every daemon, and how each two are connected', async ({ page }) => {
+  await login(page);
+  await page.getByRole('link', { name: 'Network' }).click();
+  const picture = page.getByTestId('picture');
+  for (const daemon of ['app-node', 'wrk-ork', 'proxy-inference', 'wrk-monitor']) {
+    await expect(picture.getByRole('button', { name: daemon, exact: true })).toBeVisible();
+  }
+  await expect(picture.locator('line').first()).toBeAttached();
+  await picture.getByRole('button', { name: 'wrk-ork', exact: true }).click();
+  await expect(page.getByTestId('daemon-wrk-ork')).toContainText('ready');
+  const rows = page.getByTestId('links').locator('tbody tr');
+  await expect(rows.filter({ hasText: 'app-node' }).first()).toContainText('direct');
+  await expect(rows.filter({ hasText: 'wrk-ork' })).toHaveCount(await rows.count());
+});
