@@ -203,6 +203,10 @@ const (
 	Reason_REASON_COST_LIMIT     Reason = 30
 	Reason_REASON_IDLE           Reason = 31
 	Reason_REASON_RACK_FORGOTTEN Reason = 32
+	// The orchestrator has not been told the project's quota, or cannot read it.
+	Reason_REASON_QUOTA_UNKNOWN Reason = 33
+	// An NVSwitch board gives a VM one GPU or all; no rack knows its partitions.
+	Reason_REASON_FABRIC_COUNT Reason = 34
 )
 
 // Enum value maps for Reason.
@@ -241,6 +245,8 @@ var (
 		30: "REASON_COST_LIMIT",
 		31: "REASON_IDLE",
 		32: "REASON_RACK_FORGOTTEN",
+		33: "REASON_QUOTA_UNKNOWN",
+		34: "REASON_FABRIC_COUNT",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":       0,
@@ -276,6 +282,8 @@ var (
 		"REASON_COST_LIMIT":        30,
 		"REASON_IDLE":              31,
 		"REASON_RACK_FORGOTTEN":    32,
+		"REASON_QUOTA_UNKNOWN":     33,
+		"REASON_FABRIC_COUNT":      34,
 	}
 )
 
@@ -304,6 +312,58 @@ func (x Reason) Number() protoreflect.EnumNumber {
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{2}
+}
+
+// Placement is how a job's replicas share the nodes.
+type Placement int32
+
+const (
+	Placement_PLACEMENT_UNSPECIFIED Placement = 0
+	// On the fullest nodes that have room, so that whole nodes stay empty.
+	Placement_PLACEMENT_PACK Placement = 1
+	// Replicas on different nodes and racks where they can be, on the emptiest.
+	Placement_PLACEMENT_SPREAD Placement = 2
+)
+
+// Enum value maps for Placement.
+var (
+	Placement_name = map[int32]string{
+		0: "PLACEMENT_UNSPECIFIED",
+		1: "PLACEMENT_PACK",
+		2: "PLACEMENT_SPREAD",
+	}
+	Placement_value = map[string]int32{
+		"PLACEMENT_UNSPECIFIED": 0,
+		"PLACEMENT_PACK":        1,
+		"PLACEMENT_SPREAD":      2,
+	}
+)
+
+func (x Placement) Enum() *Placement {
+	p := new(Placement)
+	*p = x
+	return p
+}
+
+func (x Placement) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Placement) Descriptor() protoreflect.EnumDescriptor {
+	return file_cosmicac_ork_v1_job_proto_enumTypes[3].Descriptor()
+}
+
+func (Placement) Type() protoreflect.EnumType {
+	return &file_cosmicac_ork_v1_job_proto_enumTypes[3]
+}
+
+func (x Placement) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Placement.Descriptor instead.
+func (Placement) EnumDescriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{3}
 }
 
 // GpuRequest asks for whole GPUs of one model per replica.
@@ -541,8 +601,12 @@ type JobSpec struct {
 	MaxDuration *durationpb.Duration `protobuf:"bytes,14,opt,name=max_duration,json=maxDuration,proto3" json:"max_duration,omitempty"`
 	// In hundredths of the currency of the price list; zero for none.
 	CostLimitCents uint64 `protobuf:"varint,15,opt,name=cost_limit_cents,json=costLimitCents,proto3" json:"cost_limit_cents,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Pack when unspecified.
+	Placement Placement `protobuf:"varint,16,opt,name=placement,proto3,enum=cosmicac.ork.v1.Placement" json:"placement,omitempty"`
+	// -100 to 100; higher goes first in the queue. Only app-node says who may.
+	Priority      int32 `protobuf:"zigzag32,17,opt,name=priority,proto3" json:"priority,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSpec) Reset() {
@@ -676,6 +740,20 @@ func (x *JobSpec) GetMaxDuration() *durationpb.Duration {
 func (x *JobSpec) GetCostLimitCents() uint64 {
 	if x != nil {
 		return x.CostLimitCents
+	}
+	return 0
+}
+
+func (x *JobSpec) GetPlacement() Placement {
+	if x != nil {
+		return x.Placement
+	}
+	return Placement_PLACEMENT_UNSPECIFIED
+}
+
+func (x *JobSpec) GetPriority() int32 {
+	if x != nil {
+		return x.Priority
 	}
 	return 0
 }
@@ -1487,7 +1565,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\targuments\x18\x04 \x03(\tR\targuments\x12!\n" +
 	"\fserved_names\x18\x05 \x03(\tR\vservedNames\x123\n" +
 	"\x15require_authorization\x18\x06 \x01(\bR\x14requireAuthorization\x124\n" +
-	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xd1\x05\n" +
+	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xa7\x06\n" +
 	"\aJobSpec\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.cosmicac.ork.v1.JobKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1504,7 +1582,9 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\fstart_script\x18\f \x01(\tR\vstartScript\x12.\n" +
 	"\x13ssh_authorized_keys\x18\r \x03(\tR\x11sshAuthorizedKeys\x12<\n" +
 	"\fmax_duration\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vmaxDuration\x12(\n" +
-	"\x10cost_limit_cents\x18\x0f \x01(\x04R\x0ecostLimitCents\x1a>\n" +
+	"\x10cost_limit_cents\x18\x0f \x01(\x04R\x0ecostLimitCents\x128\n" +
+	"\tplacement\x18\x10 \x01(\x0e2\x1a.cosmicac.ork.v1.PlacementR\tplacement\x12\x1a\n" +
+	"\bpriority\x18\x11 \x01(\x11R\bpriority\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
@@ -1605,7 +1685,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x0fSTATE_SUCCEEDED\x10\b\x12\x10\n" +
 	"\fSTATE_FAILED\x10\t\x12\x13\n" +
 	"\x0fSTATE_CANCELLED\x10\n" +
-	"*\xae\x06\n" +
+	"*\xe1\x06\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14REASON_UNKNOWN_MODEL\x10\x01\x12\x15\n" +
@@ -1640,7 +1720,13 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x13REASON_MAX_DURATION\x10\x1d\x12\x15\n" +
 	"\x11REASON_COST_LIMIT\x10\x1e\x12\x0f\n" +
 	"\vREASON_IDLE\x10\x1f\x12\x19\n" +
-	"\x15REASON_RACK_FORGOTTEN\x10 B>Z<github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1;orkv1b\x06proto3"
+	"\x15REASON_RACK_FORGOTTEN\x10 \x12\x18\n" +
+	"\x14REASON_QUOTA_UNKNOWN\x10!\x12\x17\n" +
+	"\x13REASON_FABRIC_COUNT\x10\"*P\n" +
+	"\tPlacement\x12\x19\n" +
+	"\x15PLACEMENT_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0ePLACEMENT_PACK\x10\x01\x12\x14\n" +
+	"\x10PLACEMENT_SPREAD\x10\x02B>Z<github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1;orkv1b\x06proto3"
 
 var (
 	file_cosmicac_ork_v1_job_proto_rawDescOnce sync.Once
@@ -1654,65 +1740,67 @@ func file_cosmicac_ork_v1_job_proto_rawDescGZIP() []byte {
 	return file_cosmicac_ork_v1_job_proto_rawDescData
 }
 
-var file_cosmicac_ork_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_cosmicac_ork_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
 var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_cosmicac_ork_v1_job_proto_goTypes = []any{
 	(JobKind)(0),                  // 0: cosmicac.ork.v1.JobKind
 	(State)(0),                    // 1: cosmicac.ork.v1.State
 	(Reason)(0),                   // 2: cosmicac.ork.v1.Reason
-	(*GpuRequest)(nil),            // 3: cosmicac.ork.v1.GpuRequest
-	(*Image)(nil),                 // 4: cosmicac.ork.v1.Image
-	(*InferenceSpec)(nil),         // 5: cosmicac.ork.v1.InferenceSpec
-	(*JobSpec)(nil),               // 6: cosmicac.ork.v1.JobSpec
-	(*Owner)(nil),                 // 7: cosmicac.ork.v1.Owner
-	(*Job)(nil),                   // 8: cosmicac.ork.v1.Job
-	(*Condition)(nil),             // 9: cosmicac.ork.v1.Condition
-	(*Replica)(nil),               // 10: cosmicac.ork.v1.Replica
-	(*Attempt)(nil),               // 11: cosmicac.ork.v1.Attempt
-	(*AttemptNode)(nil),           // 12: cosmicac.ork.v1.AttemptNode
-	(*GraphNode)(nil),             // 13: cosmicac.ork.v1.GraphNode
-	(*Event)(nil),                 // 14: cosmicac.ork.v1.Event
-	nil,                           // 15: cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 16: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(Placement)(0),                // 3: cosmicac.ork.v1.Placement
+	(*GpuRequest)(nil),            // 4: cosmicac.ork.v1.GpuRequest
+	(*Image)(nil),                 // 5: cosmicac.ork.v1.Image
+	(*InferenceSpec)(nil),         // 6: cosmicac.ork.v1.InferenceSpec
+	(*JobSpec)(nil),               // 7: cosmicac.ork.v1.JobSpec
+	(*Owner)(nil),                 // 8: cosmicac.ork.v1.Owner
+	(*Job)(nil),                   // 9: cosmicac.ork.v1.Job
+	(*Condition)(nil),             // 10: cosmicac.ork.v1.Condition
+	(*Replica)(nil),               // 11: cosmicac.ork.v1.Replica
+	(*Attempt)(nil),               // 12: cosmicac.ork.v1.Attempt
+	(*AttemptNode)(nil),           // 13: cosmicac.ork.v1.AttemptNode
+	(*GraphNode)(nil),             // 14: cosmicac.ork.v1.GraphNode
+	(*Event)(nil),                 // 15: cosmicac.ork.v1.Event
+	nil,                           // 16: cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
 }
 var file_cosmicac_ork_v1_job_proto_depIdxs = []int32{
 	0,  // 0: cosmicac.ork.v1.JobSpec.kind:type_name -> cosmicac.ork.v1.JobKind
-	3,  // 1: cosmicac.ork.v1.JobSpec.gpu:type_name -> cosmicac.ork.v1.GpuRequest
-	4,  // 2: cosmicac.ork.v1.JobSpec.image:type_name -> cosmicac.ork.v1.Image
-	5,  // 3: cosmicac.ork.v1.JobSpec.inference:type_name -> cosmicac.ork.v1.InferenceSpec
-	15, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	16, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
-	6,  // 6: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
-	7,  // 7: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
-	1,  // 8: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
-	2,  // 9: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
-	9,  // 10: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
-	10, // 11: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
-	17, // 12: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
-	17, // 13: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
-	17, // 14: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
-	17, // 15: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 16: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
-	2,  // 17: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
-	11, // 18: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
-	1,  // 19: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
-	2,  // 20: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
-	12, // 21: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	17, // 22: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
-	17, // 23: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
-	17, // 24: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
-	13, // 25: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
-	17, // 26: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
-	17, // 27: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
-	17, // 28: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
-	1,  // 29: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
-	2,  // 30: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
-	31, // [31:31] is the sub-list for method output_type
-	31, // [31:31] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	4,  // 1: cosmicac.ork.v1.JobSpec.gpu:type_name -> cosmicac.ork.v1.GpuRequest
+	5,  // 2: cosmicac.ork.v1.JobSpec.image:type_name -> cosmicac.ork.v1.Image
+	6,  // 3: cosmicac.ork.v1.JobSpec.inference:type_name -> cosmicac.ork.v1.InferenceSpec
+	16, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	17, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
+	3,  // 6: cosmicac.ork.v1.JobSpec.placement:type_name -> cosmicac.ork.v1.Placement
+	7,  // 7: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
+	8,  // 8: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
+	1,  // 9: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
+	2,  // 10: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
+	10, // 11: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
+	11, // 12: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
+	18, // 13: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
+	18, // 14: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
+	18, // 15: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
+	18, // 16: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 17: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
+	2,  // 18: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
+	12, // 19: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
+	1,  // 20: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
+	2,  // 21: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
+	13, // 22: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	18, // 23: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
+	18, // 24: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
+	18, // 25: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
+	14, // 26: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
+	18, // 27: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
+	18, // 28: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
+	18, // 29: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
+	1,  // 30: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
+	2,  // 31: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
+	32, // [32:32] is the sub-list for method output_type
+	32, // [32:32] is the sub-list for method input_type
+	32, // [32:32] is the sub-list for extension type_name
+	32, // [32:32] is the sub-list for extension extendee
+	0,  // [0:32] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_job_proto_init() }
@@ -1725,7 +1813,7 @@ func file_cosmicac_ork_v1_job_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_job_proto_rawDesc), len(file_cosmicac_ork_v1_job_proto_rawDesc)),
-			NumEnums:      3,
+			NumEnums:      4,
 			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   0,

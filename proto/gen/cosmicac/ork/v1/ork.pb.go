@@ -11,6 +11,7 @@ import (
 	_ "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
 	sync "sync"
@@ -31,7 +32,9 @@ type CreateJobRequest struct {
 	// 1 to 128 printable ASCII characters.
 	IdempotencyKey string `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	// Plan only: nothing is recorded.
-	DryRun        bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
+	// The project's quota as the caller holds it; kept if it is the newest.
+	Quota         *ProjectQuota `protobuf:"bytes,5,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -94,11 +97,20 @@ func (x *CreateJobRequest) GetDryRun() bool {
 	return false
 }
 
+func (x *CreateJobRequest) GetQuota() *ProjectQuota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
 type CreateJobResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Job   *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
 	// True when the key was seen before.
-	Existed       bool `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"`
+	Existed bool `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"`
+	// Of a dry run only; the job then has no id.
+	Plan          *JobPlan `protobuf:"bytes,3,opt,name=plan,proto3" json:"plan,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -147,6 +159,251 @@ func (x *CreateJobResponse) GetExisted() bool {
 	return false
 }
 
+func (x *CreateJobResponse) GetPlan() *JobPlan {
+	if x != nil {
+		return x.Plan
+	}
+	return nil
+}
+
+// JobPlan is what placement would do now, behind everybody who waits.
+type JobPlan struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Replicas      []*ReplicaPlan         `protobuf:"bytes,1,rep,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JobPlan) Reset() {
+	*x = JobPlan{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JobPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JobPlan) ProtoMessage() {}
+
+func (x *JobPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JobPlan.ProtoReflect.Descriptor instead.
+func (*JobPlan) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *JobPlan) GetReplicas() []*ReplicaPlan {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+type ReplicaPlan struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Index uint32                 `protobuf:"varint,1,opt,name=index,proto3" json:"index,omitempty"`
+	// Empty when there is no plan.
+	RackId string `protobuf:"bytes,2,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	// The GPU model as the rack spells it.
+	GpuModel string         `protobuf:"bytes,3,opt,name=gpu_model,json=gpuModel,proto3" json:"gpu_model,omitempty"`
+	Nodes    []*PlannedNode `protobuf:"bytes,4,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// Every reason why there is no plan: first the one that a job would show,
+	// then what stands in the way on each rack of the location.
+	Refusals      []*PlanRefusal `protobuf:"bytes,5,rep,name=refusals,proto3" json:"refusals,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReplicaPlan) Reset() {
+	*x = ReplicaPlan{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReplicaPlan) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReplicaPlan) ProtoMessage() {}
+
+func (x *ReplicaPlan) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReplicaPlan.ProtoReflect.Descriptor instead.
+func (*ReplicaPlan) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *ReplicaPlan) GetIndex() uint32 {
+	if x != nil {
+		return x.Index
+	}
+	return 0
+}
+
+func (x *ReplicaPlan) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *ReplicaPlan) GetGpuModel() string {
+	if x != nil {
+		return x.GpuModel
+	}
+	return ""
+}
+
+func (x *ReplicaPlan) GetNodes() []*PlannedNode {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *ReplicaPlan) GetRefusals() []*PlanRefusal {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+type PlannedNode struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	GpuCount      uint32                 `protobuf:"varint,2,opt,name=gpu_count,json=gpuCount,proto3" json:"gpu_count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlannedNode) Reset() {
+	*x = PlannedNode{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlannedNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlannedNode) ProtoMessage() {}
+
+func (x *PlannedNode) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlannedNode.ProtoReflect.Descriptor instead.
+func (*PlannedNode) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PlannedNode) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *PlannedNode) GetGpuCount() uint32 {
+	if x != nil {
+		return x.GpuCount
+	}
+	return 0
+}
+
+type PlanRefusal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty for what concerns no rack alone.
+	RackId        string `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	Reason        Reason `protobuf:"varint,2,opt,name=reason,proto3,enum=cosmicac.ork.v1.Reason" json:"reason,omitempty"`
+	Message       string `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlanRefusal) Reset() {
+	*x = PlanRefusal{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlanRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlanRefusal) ProtoMessage() {}
+
+func (x *PlanRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlanRefusal.ProtoReflect.Descriptor instead.
+func (*PlanRefusal) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PlanRefusal) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *PlanRefusal) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *PlanRefusal) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 type GetJobRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
@@ -156,7 +413,7 @@ type GetJobRequest struct {
 
 func (x *GetJobRequest) Reset() {
 	*x = GetJobRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[2]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -168,7 +425,7 @@ func (x *GetJobRequest) String() string {
 func (*GetJobRequest) ProtoMessage() {}
 
 func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[2]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -181,7 +438,7 @@ func (x *GetJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobRequest.ProtoReflect.Descriptor instead.
 func (*GetJobRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{2}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GetJobRequest) GetId() string {
@@ -200,7 +457,7 @@ type GetJobResponse struct {
 
 func (x *GetJobResponse) Reset() {
 	*x = GetJobResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[3]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -212,7 +469,7 @@ func (x *GetJobResponse) String() string {
 func (*GetJobResponse) ProtoMessage() {}
 
 func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[3]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -225,7 +482,7 @@ func (x *GetJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetJobResponse.ProtoReflect.Descriptor instead.
 func (*GetJobResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{3}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *GetJobResponse) GetJob() *Job {
@@ -252,7 +509,7 @@ type ListJobsRequest struct {
 
 func (x *ListJobsRequest) Reset() {
 	*x = ListJobsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[4]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -264,7 +521,7 @@ func (x *ListJobsRequest) String() string {
 func (*ListJobsRequest) ProtoMessage() {}
 
 func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[4]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -277,7 +534,7 @@ func (x *ListJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsRequest.ProtoReflect.Descriptor instead.
 func (*ListJobsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{4}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ListJobsRequest) GetProjectIds() []string {
@@ -333,7 +590,7 @@ type ListJobsResponse struct {
 
 func (x *ListJobsResponse) Reset() {
 	*x = ListJobsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -345,7 +602,7 @@ func (x *ListJobsResponse) String() string {
 func (*ListJobsResponse) ProtoMessage() {}
 
 func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -358,7 +615,7 @@ func (x *ListJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListJobsResponse.ProtoReflect.Descriptor instead.
 func (*ListJobsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{5}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ListJobsResponse) GetJobs() []*Job {
@@ -385,7 +642,7 @@ type WatchJobsRequest struct {
 
 func (x *WatchJobsRequest) Reset() {
 	*x = WatchJobsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -397,7 +654,7 @@ func (x *WatchJobsRequest) String() string {
 func (*WatchJobsRequest) ProtoMessage() {}
 
 func (x *WatchJobsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -410,7 +667,7 @@ func (x *WatchJobsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchJobsRequest.ProtoReflect.Descriptor instead.
 func (*WatchJobsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{6}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *WatchJobsRequest) GetProjectIds() []string {
@@ -441,7 +698,7 @@ type WatchJobsResponse struct {
 
 func (x *WatchJobsResponse) Reset() {
 	*x = WatchJobsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -453,7 +710,7 @@ func (x *WatchJobsResponse) String() string {
 func (*WatchJobsResponse) ProtoMessage() {}
 
 func (x *WatchJobsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -466,7 +723,7 @@ func (x *WatchJobsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchJobsResponse.ProtoReflect.Descriptor instead.
 func (*WatchJobsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{7}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *WatchJobsResponse) GetChange() isWatchJobsResponse_Change {
@@ -535,7 +792,7 @@ type StopJobRequest struct {
 
 func (x *StopJobRequest) Reset() {
 	*x = StopJobRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -547,7 +804,7 @@ func (x *StopJobRequest) String() string {
 func (*StopJobRequest) ProtoMessage() {}
 
 func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -560,7 +817,7 @@ func (x *StopJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobRequest.ProtoReflect.Descriptor instead.
 func (*StopJobRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{8}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *StopJobRequest) GetId() string {
@@ -586,7 +843,7 @@ type StopJobResponse struct {
 
 func (x *StopJobResponse) Reset() {
 	*x = StopJobResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -598,7 +855,7 @@ func (x *StopJobResponse) String() string {
 func (*StopJobResponse) ProtoMessage() {}
 
 func (x *StopJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -611,7 +868,7 @@ func (x *StopJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StopJobResponse.ProtoReflect.Descriptor instead.
 func (*StopJobResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{9}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *StopJobResponse) GetJob() *Job {
@@ -631,7 +888,7 @@ type StartJobRequest struct {
 
 func (x *StartJobRequest) Reset() {
 	*x = StartJobRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -643,7 +900,7 @@ func (x *StartJobRequest) String() string {
 func (*StartJobRequest) ProtoMessage() {}
 
 func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -656,7 +913,7 @@ func (x *StartJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobRequest.ProtoReflect.Descriptor instead.
 func (*StartJobRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{10}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *StartJobRequest) GetId() string {
@@ -682,7 +939,7 @@ type StartJobResponse struct {
 
 func (x *StartJobResponse) Reset() {
 	*x = StartJobResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -694,7 +951,7 @@ func (x *StartJobResponse) String() string {
 func (*StartJobResponse) ProtoMessage() {}
 
 func (x *StartJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -707,7 +964,7 @@ func (x *StartJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartJobResponse.ProtoReflect.Descriptor instead.
 func (*StartJobResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{11}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartJobResponse) GetJob() *Job {
@@ -727,7 +984,7 @@ type DeleteJobRequest struct {
 
 func (x *DeleteJobRequest) Reset() {
 	*x = DeleteJobRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[12]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -739,7 +996,7 @@ func (x *DeleteJobRequest) String() string {
 func (*DeleteJobRequest) ProtoMessage() {}
 
 func (x *DeleteJobRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[12]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -752,7 +1009,7 @@ func (x *DeleteJobRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteJobRequest.ProtoReflect.Descriptor instead.
 func (*DeleteJobRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{12}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteJobRequest) GetId() string {
@@ -778,7 +1035,7 @@ type DeleteJobResponse struct {
 
 func (x *DeleteJobResponse) Reset() {
 	*x = DeleteJobResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[13]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -790,7 +1047,7 @@ func (x *DeleteJobResponse) String() string {
 func (*DeleteJobResponse) ProtoMessage() {}
 
 func (x *DeleteJobResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[13]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -803,7 +1060,7 @@ func (x *DeleteJobResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteJobResponse.ProtoReflect.Descriptor instead.
 func (*DeleteJobResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{13}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteJobResponse) GetJob() *Job {
@@ -823,7 +1080,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[14]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1092,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[14]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1105,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{14}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ListEventsRequest) GetJobId() string {
@@ -874,7 +1131,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[15]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -886,7 +1143,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[15]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -899,7 +1156,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{15}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -907,6 +1164,255 @@ func (x *ListEventsResponse) GetEvents() []*Event {
 		return x.Events
 	}
 	return nil
+}
+
+type ProjectQuota struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ProjectId string                 `protobuf:"bytes,1,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// Grows with every change, from 1.
+	Revision uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
+	// No bound; maximum_gpus then says nothing.
+	Unlimited bool `protobuf:"varint,3,opt,name=unlimited,proto3" json:"unlimited,omitempty"`
+	// What the project's attempts may hold at once, those that stop included.
+	MaximumGpus   uint32 `protobuf:"varint,4,opt,name=maximum_gpus,json=maximumGpus,proto3" json:"maximum_gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProjectQuota) Reset() {
+	*x = ProjectQuota{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectQuota) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectQuota) ProtoMessage() {}
+
+func (x *ProjectQuota) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectQuota.ProtoReflect.Descriptor instead.
+func (*ProjectQuota) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ProjectQuota) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *ProjectQuota) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *ProjectQuota) GetUnlimited() bool {
+	if x != nil {
+		return x.Unlimited
+	}
+	return false
+}
+
+func (x *ProjectQuota) GetMaximumGpus() uint32 {
+	if x != nil {
+		return x.MaximumGpus
+	}
+	return 0
+}
+
+type PutQuotasRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// At most 1,000.
+	Quotas        []*ProjectQuota `protobuf:"bytes,1,rep,name=quotas,proto3" json:"quotas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutQuotasRequest) Reset() {
+	*x = PutQuotasRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutQuotasRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutQuotasRequest) ProtoMessage() {}
+
+func (x *PutQuotasRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutQuotasRequest.ProtoReflect.Descriptor instead.
+func (*PutQuotasRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *PutQuotasRequest) GetQuotas() []*ProjectQuota {
+	if x != nil {
+		return x.Quotas
+	}
+	return nil
+}
+
+type PutQuotasResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PutQuotasResponse) Reset() {
+	*x = PutQuotasResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PutQuotasResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PutQuotasResponse) ProtoMessage() {}
+
+func (x *PutQuotasResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PutQuotasResponse.ProtoReflect.Descriptor instead.
+func (*PutQuotasResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{22}
+}
+
+type GetQuotaRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ProjectId     string                 `protobuf:"bytes,1,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetQuotaRequest) Reset() {
+	*x = GetQuotaRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetQuotaRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetQuotaRequest) ProtoMessage() {}
+
+func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetQuotaRequest.ProtoReflect.Descriptor instead.
+func (*GetQuotaRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *GetQuotaRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+type GetQuotaResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Unset when ork was never told.
+	Quota         *ProjectQuota `protobuf:"bytes,1,opt,name=quota,proto3" json:"quota,omitempty"`
+	HeldGpus      uint32        `protobuf:"varint,2,opt,name=held_gpus,json=heldGpus,proto3" json:"held_gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetQuotaResponse) Reset() {
+	*x = GetQuotaResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetQuotaResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetQuotaResponse) ProtoMessage() {}
+
+func (x *GetQuotaResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetQuotaResponse.ProtoReflect.Descriptor instead.
+func (*GetQuotaResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *GetQuotaResponse) GetQuota() *ProjectQuota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
+}
+
+func (x *GetQuotaResponse) GetHeldGpus() uint32 {
+	if x != nil {
+		return x.HeldGpus
+	}
+	return 0
 }
 
 // RackEntry is the operator's word on a rack.
@@ -920,15 +1426,18 @@ type RackEntry struct {
 	// Empty allows every model the worker reports.
 	AllowedModels []string `protobuf:"bytes,4,rep,name=allowed_models,json=allowedModels,proto3" json:"allowed_models,omitempty"`
 	// Zero for no bound.
-	MaximumGpus   uint32 `protobuf:"varint,5,opt,name=maximum_gpus,json=maximumGpus,proto3" json:"maximum_gpus,omitempty"`
-	Cordoned      bool   `protobuf:"varint,6,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaximumGpus uint32 `protobuf:"varint,5,opt,name=maximum_gpus,json=maximumGpus,proto3" json:"maximum_gpus,omitempty"`
+	Cordoned    bool   `protobuf:"varint,6,opt,name=cordoned,proto3" json:"cordoned,omitempty"`
+	// How many GPUs of one NVSwitch board a VM may take here, ascending, as its
+	// partitions are known; empty for 1 or all.
+	BoardGpuCounts []uint32 `protobuf:"varint,7,rep,packed,name=board_gpu_counts,json=boardGpuCounts,proto3" json:"board_gpu_counts,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *RackEntry) Reset() {
 	*x = RackEntry{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[16]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -940,7 +1449,7 @@ func (x *RackEntry) String() string {
 func (*RackEntry) ProtoMessage() {}
 
 func (x *RackEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[16]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -953,7 +1462,7 @@ func (x *RackEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackEntry.ProtoReflect.Descriptor instead.
 func (*RackEntry) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{16}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RackEntry) GetId() string {
@@ -998,6 +1507,13 @@ func (x *RackEntry) GetCordoned() bool {
 	return false
 }
 
+func (x *RackEntry) GetBoardGpuCounts() []uint32 {
+	if x != nil {
+		return x.BoardGpuCounts
+	}
+	return nil
+}
+
 // Rack is an entry with its worker's report.
 type Rack struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1015,7 +1531,7 @@ type Rack struct {
 
 func (x *Rack) Reset() {
 	*x = Rack{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[17]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1027,7 +1543,7 @@ func (x *Rack) String() string {
 func (*Rack) ProtoMessage() {}
 
 func (x *Rack) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[17]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1040,7 +1556,7 @@ func (x *Rack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rack.ProtoReflect.Descriptor instead.
 func (*Rack) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{17}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Rack) GetEntry() *RackEntry {
@@ -1111,7 +1627,7 @@ type RackNode struct {
 
 func (x *RackNode) Reset() {
 	*x = RackNode{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1123,7 +1639,7 @@ func (x *RackNode) String() string {
 func (*RackNode) ProtoMessage() {}
 
 func (x *RackNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1136,7 +1652,7 @@ func (x *RackNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackNode.ProtoReflect.Descriptor instead.
 func (*RackNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{18}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *RackNode) GetName() string {
@@ -1214,7 +1730,7 @@ type GpuCapacity struct {
 
 func (x *GpuCapacity) Reset() {
 	*x = GpuCapacity{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1226,7 +1742,7 @@ func (x *GpuCapacity) String() string {
 func (*GpuCapacity) ProtoMessage() {}
 
 func (x *GpuCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1239,7 +1755,7 @@ func (x *GpuCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuCapacity.ProtoReflect.Descriptor instead.
 func (*GpuCapacity) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{19}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GpuCapacity) GetModel() string {
@@ -1300,7 +1816,7 @@ type PutRackRequest struct {
 
 func (x *PutRackRequest) Reset() {
 	*x = PutRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1312,7 +1828,7 @@ func (x *PutRackRequest) String() string {
 func (*PutRackRequest) ProtoMessage() {}
 
 func (x *PutRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1325,7 +1841,7 @@ func (x *PutRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRackRequest.ProtoReflect.Descriptor instead.
 func (*PutRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{20}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PutRackRequest) GetEntry() *RackEntry {
@@ -1344,7 +1860,7 @@ type PutRackResponse struct {
 
 func (x *PutRackResponse) Reset() {
 	*x = PutRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1356,7 +1872,7 @@ func (x *PutRackResponse) String() string {
 func (*PutRackResponse) ProtoMessage() {}
 
 func (x *PutRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1369,7 +1885,7 @@ func (x *PutRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRackResponse.ProtoReflect.Descriptor instead.
 func (*PutRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{21}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PutRackResponse) GetEntry() *RackEntry {
@@ -1389,7 +1905,7 @@ type RegisterRackRequest struct {
 
 func (x *RegisterRackRequest) Reset() {
 	*x = RegisterRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1401,7 +1917,7 @@ func (x *RegisterRackRequest) String() string {
 func (*RegisterRackRequest) ProtoMessage() {}
 
 func (x *RegisterRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1414,7 +1930,7 @@ func (x *RegisterRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRackRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{22}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RegisterRackRequest) GetRackId() string {
@@ -1440,7 +1956,7 @@ type RegisterRackResponse struct {
 
 func (x *RegisterRackResponse) Reset() {
 	*x = RegisterRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1968,7 @@ func (x *RegisterRackResponse) String() string {
 func (*RegisterRackResponse) ProtoMessage() {}
 
 func (x *RegisterRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1981,7 @@ func (x *RegisterRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRackResponse.ProtoReflect.Descriptor instead.
 func (*RegisterRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{23}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RegisterRackResponse) GetEntry() *RackEntry {
@@ -1484,7 +2000,7 @@ type ListRacksRequest struct {
 
 func (x *ListRacksRequest) Reset() {
 	*x = ListRacksRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1496,7 +2012,7 @@ func (x *ListRacksRequest) String() string {
 func (*ListRacksRequest) ProtoMessage() {}
 
 func (x *ListRacksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1509,7 +2025,7 @@ func (x *ListRacksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRacksRequest.ProtoReflect.Descriptor instead.
 func (*ListRacksRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{24}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListRacksRequest) GetLocation() string {
@@ -1528,7 +2044,7 @@ type ListRacksResponse struct {
 
 func (x *ListRacksResponse) Reset() {
 	*x = ListRacksResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1540,7 +2056,7 @@ func (x *ListRacksResponse) String() string {
 func (*ListRacksResponse) ProtoMessage() {}
 
 func (x *ListRacksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1553,7 +2069,7 @@ func (x *ListRacksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRacksResponse.ProtoReflect.Descriptor instead.
 func (*ListRacksResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{25}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ListRacksResponse) GetRacks() []*Rack {
@@ -1573,7 +2089,7 @@ type CordonRackRequest struct {
 
 func (x *CordonRackRequest) Reset() {
 	*x = CordonRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1585,7 +2101,7 @@ func (x *CordonRackRequest) String() string {
 func (*CordonRackRequest) ProtoMessage() {}
 
 func (x *CordonRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1598,7 +2114,7 @@ func (x *CordonRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRackRequest.ProtoReflect.Descriptor instead.
 func (*CordonRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{26}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *CordonRackRequest) GetId() string {
@@ -1624,7 +2140,7 @@ type CordonRackResponse struct {
 
 func (x *CordonRackResponse) Reset() {
 	*x = CordonRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1636,7 +2152,7 @@ func (x *CordonRackResponse) String() string {
 func (*CordonRackResponse) ProtoMessage() {}
 
 func (x *CordonRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1649,7 +2165,7 @@ func (x *CordonRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRackResponse.ProtoReflect.Descriptor instead.
 func (*CordonRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{27}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *CordonRackResponse) GetEntry() *RackEntry {
@@ -1668,7 +2184,7 @@ type ForgetRackRequest struct {
 
 func (x *ForgetRackRequest) Reset() {
 	*x = ForgetRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1680,7 +2196,7 @@ func (x *ForgetRackRequest) String() string {
 func (*ForgetRackRequest) ProtoMessage() {}
 
 func (x *ForgetRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1693,7 +2209,7 @@ func (x *ForgetRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRackRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{28}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ForgetRackRequest) GetId() string {
@@ -1711,7 +2227,7 @@ type ForgetRackResponse struct {
 
 func (x *ForgetRackResponse) Reset() {
 	*x = ForgetRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1723,7 +2239,7 @@ func (x *ForgetRackResponse) String() string {
 func (*ForgetRackResponse) ProtoMessage() {}
 
 func (x *ForgetRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1736,7 +2252,7 @@ func (x *ForgetRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRackResponse.ProtoReflect.Descriptor instead.
 func (*ForgetRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{29}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
 }
 
 type RedeemTokenRequest struct {
@@ -1748,7 +2264,7 @@ type RedeemTokenRequest struct {
 
 func (x *RedeemTokenRequest) Reset() {
 	*x = RedeemTokenRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1760,7 +2276,7 @@ func (x *RedeemTokenRequest) String() string {
 func (*RedeemTokenRequest) ProtoMessage() {}
 
 func (x *RedeemTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1773,7 +2289,7 @@ func (x *RedeemTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemTokenRequest.ProtoReflect.Descriptor instead.
 func (*RedeemTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{30}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RedeemTokenRequest) GetJoinToken() string {
@@ -1792,7 +2308,7 @@ type RedeemTokenResponse struct {
 
 func (x *RedeemTokenResponse) Reset() {
 	*x = RedeemTokenResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1804,7 +2320,7 @@ func (x *RedeemTokenResponse) String() string {
 func (*RedeemTokenResponse) ProtoMessage() {}
 
 func (x *RedeemTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1817,7 +2333,7 @@ func (x *RedeemTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemTokenResponse.ProtoReflect.Descriptor instead.
 func (*RedeemTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{31}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *RedeemTokenResponse) GetCertificateEnvelope() []byte {
@@ -1835,7 +2351,7 @@ type RenewCertificateRequest struct {
 
 func (x *RenewCertificateRequest) Reset() {
 	*x = RenewCertificateRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1847,7 +2363,7 @@ func (x *RenewCertificateRequest) String() string {
 func (*RenewCertificateRequest) ProtoMessage() {}
 
 func (x *RenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1860,7 +2376,7 @@ func (x *RenewCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*RenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{32}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
 }
 
 type RenewCertificateResponse struct {
@@ -1872,7 +2388,7 @@ type RenewCertificateResponse struct {
 
 func (x *RenewCertificateResponse) Reset() {
 	*x = RenewCertificateResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1884,7 +2400,7 @@ func (x *RenewCertificateResponse) String() string {
 func (*RenewCertificateResponse) ProtoMessage() {}
 
 func (x *RenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1897,7 +2413,7 @@ func (x *RenewCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*RenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{33}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *RenewCertificateResponse) GetCertificateEnvelope() []byte {
@@ -1918,7 +2434,7 @@ type AttendRequest struct {
 
 func (x *AttendRequest) Reset() {
 	*x = AttendRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1930,7 +2446,7 @@ func (x *AttendRequest) String() string {
 func (*AttendRequest) ProtoMessage() {}
 
 func (x *AttendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1943,7 +2459,7 @@ func (x *AttendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
 func (*AttendRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{34}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AttendRequest) GetReport() *v1.Report {
@@ -1975,7 +2491,7 @@ type AttendResponse struct {
 
 func (x *AttendResponse) Reset() {
 	*x = AttendResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1987,7 +2503,7 @@ func (x *AttendResponse) String() string {
 func (*AttendResponse) ProtoMessage() {}
 
 func (x *AttendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2000,7 +2516,7 @@ func (x *AttendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendResponse.ProtoReflect.Descriptor instead.
 func (*AttendResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{35}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *AttendResponse) GetDrain() bool {
@@ -2041,7 +2557,7 @@ type PutGrantFloorsRequest struct {
 
 func (x *PutGrantFloorsRequest) Reset() {
 	*x = PutGrantFloorsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2053,7 +2569,7 @@ func (x *PutGrantFloorsRequest) String() string {
 func (*PutGrantFloorsRequest) ProtoMessage() {}
 
 func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2066,7 +2582,7 @@ func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGrantFloorsRequest.ProtoReflect.Descriptor instead.
 func (*PutGrantFloorsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PutGrantFloorsRequest) GetFloors() []*ProjectGrantFloor {
@@ -2087,7 +2603,7 @@ type ProjectGrantFloor struct {
 
 func (x *ProjectGrantFloor) Reset() {
 	*x = ProjectGrantFloor{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2615,7 @@ func (x *ProjectGrantFloor) String() string {
 func (*ProjectGrantFloor) ProtoMessage() {}
 
 func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2628,7 @@ func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectGrantFloor.ProtoReflect.Descriptor instead.
 func (*ProjectGrantFloor) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ProjectGrantFloor) GetProjectId() string {
@@ -2140,7 +2656,7 @@ type PutGrantFloorsResponse struct {
 
 func (x *PutGrantFloorsResponse) Reset() {
 	*x = PutGrantFloorsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2668,7 @@ func (x *PutGrantFloorsResponse) String() string {
 func (*PutGrantFloorsResponse) ProtoMessage() {}
 
 func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2681,7 @@ func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGrantFloorsResponse.ProtoReflect.Descriptor instead.
 func (*PutGrantFloorsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PutGrantFloorsResponse) GetHighestEpoch() uint64 {
@@ -2183,7 +2699,7 @@ type WatchVoidCertificatesRequest struct {
 
 func (x *WatchVoidCertificatesRequest) Reset() {
 	*x = WatchVoidCertificatesRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2195,7 +2711,7 @@ func (x *WatchVoidCertificatesRequest) String() string {
 func (*WatchVoidCertificatesRequest) ProtoMessage() {}
 
 func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2208,7 +2724,7 @@ func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVoidCertificatesRequest.ProtoReflect.Descriptor instead.
 func (*WatchVoidCertificatesRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{48}
 }
 
 type WatchVoidCertificatesResponse struct {
@@ -2220,7 +2736,7 @@ type WatchVoidCertificatesResponse struct {
 
 func (x *WatchVoidCertificatesResponse) Reset() {
 	*x = WatchVoidCertificatesResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +2748,7 @@ func (x *WatchVoidCertificatesResponse) String() string {
 func (*WatchVoidCertificatesResponse) ProtoMessage() {}
 
 func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +2761,7 @@ func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVoidCertificatesResponse.ProtoReflect.Descriptor instead.
 func (*WatchVoidCertificatesResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *WatchVoidCertificatesResponse) GetCertificates() []*VoidCertificate {
@@ -2266,7 +2782,7 @@ type VoidCertificate struct {
 
 func (x *VoidCertificate) Reset() {
 	*x = VoidCertificate{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2278,7 +2794,7 @@ func (x *VoidCertificate) String() string {
 func (*VoidCertificate) ProtoMessage() {}
 
 func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2291,7 +2807,7 @@ func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VoidCertificate.ProtoReflect.Descriptor instead.
 func (*VoidCertificate) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *VoidCertificate) GetAttemptId() string {
@@ -2316,7 +2832,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2328,7 +2844,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2341,7 +2857,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{51}
 }
 
 type WatchEndpointsResponse struct {
@@ -2353,7 +2869,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2365,7 +2881,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2378,7 +2894,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *WatchEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -2407,7 +2923,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2935,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2948,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Endpoint) GetId() string {
@@ -2514,7 +3030,7 @@ type EndpointReplica struct {
 
 func (x *EndpointReplica) Reset() {
 	*x = EndpointReplica{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2526,7 +3042,7 @@ func (x *EndpointReplica) String() string {
 func (*EndpointReplica) ProtoMessage() {}
 
 func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2539,7 +3055,7 @@ func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointReplica.ProtoReflect.Descriptor instead.
 func (*EndpointReplica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *EndpointReplica) GetReplicaId() string {
@@ -2591,19 +3107,332 @@ func (x *EndpointReplica) GetDraining() bool {
 	return false
 }
 
+type GetAvailabilityRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Empty for all.
+	Location      string `protobuf:"bytes,1,opt,name=location,proto3" json:"location,omitempty"`
+	GpuModel      string `protobuf:"bytes,2,opt,name=gpu_model,json=gpuModel,proto3" json:"gpu_model,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAvailabilityRequest) Reset() {
+	*x = GetAvailabilityRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAvailabilityRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAvailabilityRequest) ProtoMessage() {}
+
+func (x *GetAvailabilityRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAvailabilityRequest.ProtoReflect.Descriptor instead.
+func (*GetAvailabilityRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *GetAvailabilityRequest) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
+}
+
+func (x *GetAvailabilityRequest) GetGpuModel() string {
+	if x != nil {
+		return x.GpuModel
+	}
+	return ""
+}
+
+type GetAvailabilityResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By location, then model.
+	Gpus          []*GpuAvailability `protobuf:"bytes,1,rep,name=gpus,proto3" json:"gpus,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GetAvailabilityResponse) Reset() {
+	*x = GetAvailabilityResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GetAvailabilityResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GetAvailabilityResponse) ProtoMessage() {}
+
+func (x *GetAvailabilityResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GetAvailabilityResponse.ProtoReflect.Descriptor instead.
+func (*GetAvailabilityResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *GetAvailabilityResponse) GetGpus() []*GpuAvailability {
+	if x != nil {
+		return x.Gpus
+	}
+	return nil
+}
+
+// GpuAvailability is about one GPU model in one location.
+type GpuAvailability struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Location string                 `protobuf:"bytes,1,opt,name=location,proto3" json:"location,omitempty"`
+	GpuModel string                 `protobuf:"bytes,2,opt,name=gpu_model,json=gpuModel,proto3" json:"gpu_model,omitempty"`
+	Total    uint32                 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	Held     uint32                 `protobuf:"varint,4,opt,name=held,proto3" json:"held,omitempty"`
+	// On racks and nodes that take work now.
+	Available uint32 `protobuf:"varint,5,opt,name=available,proto3" json:"available,omitempty"`
+	// The most that one VM could get now, with the default CPU and memory a GPU.
+	LargestVm uint32              `protobuf:"varint,6,opt,name=largest_vm,json=largestVm,proto3" json:"largest_vm,omitempty"`
+	Racks     []*RackAvailability `protobuf:"bytes,7,rep,name=racks,proto3" json:"racks,omitempty"`
+	// Replicas that wait for this model here, the GPUs that they want, and how
+	// long the first of them has waited.
+	Waiting       uint32               `protobuf:"varint,8,opt,name=waiting,proto3" json:"waiting,omitempty"`
+	WaitingGpus   uint32               `protobuf:"varint,9,opt,name=waiting_gpus,json=waitingGpus,proto3" json:"waiting_gpus,omitempty"`
+	LongestWait   *durationpb.Duration `protobuf:"bytes,10,opt,name=longest_wait,json=longestWait,proto3" json:"longest_wait,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GpuAvailability) Reset() {
+	*x = GpuAvailability{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GpuAvailability) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GpuAvailability) ProtoMessage() {}
+
+func (x *GpuAvailability) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GpuAvailability.ProtoReflect.Descriptor instead.
+func (*GpuAvailability) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *GpuAvailability) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
+}
+
+func (x *GpuAvailability) GetGpuModel() string {
+	if x != nil {
+		return x.GpuModel
+	}
+	return ""
+}
+
+func (x *GpuAvailability) GetTotal() uint32 {
+	if x != nil {
+		return x.Total
+	}
+	return 0
+}
+
+func (x *GpuAvailability) GetHeld() uint32 {
+	if x != nil {
+		return x.Held
+	}
+	return 0
+}
+
+func (x *GpuAvailability) GetAvailable() uint32 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *GpuAvailability) GetLargestVm() uint32 {
+	if x != nil {
+		return x.LargestVm
+	}
+	return 0
+}
+
+func (x *GpuAvailability) GetRacks() []*RackAvailability {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+func (x *GpuAvailability) GetWaiting() uint32 {
+	if x != nil {
+		return x.Waiting
+	}
+	return 0
+}
+
+func (x *GpuAvailability) GetWaitingGpus() uint32 {
+	if x != nil {
+		return x.WaitingGpus
+	}
+	return 0
+}
+
+func (x *GpuAvailability) GetLongestWait() *durationpb.Duration {
+	if x != nil {
+		return x.LongestWait
+	}
+	return nil
+}
+
+type RackAvailability struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RackId    string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	Available uint32                 `protobuf:"varint,2,opt,name=available,proto3" json:"available,omitempty"`
+	LargestVm uint32                 `protobuf:"varint,3,opt,name=largest_vm,json=largestVm,proto3" json:"largest_vm,omitempty"`
+	// Why it gives nothing now, if so.
+	Reason        Reason `protobuf:"varint,4,opt,name=reason,proto3,enum=cosmicac.ork.v1.Reason" json:"reason,omitempty"`
+	Message       string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RackAvailability) Reset() {
+	*x = RackAvailability{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RackAvailability) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RackAvailability) ProtoMessage() {}
+
+func (x *RackAvailability) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RackAvailability.ProtoReflect.Descriptor instead.
+func (*RackAvailability) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{58}
+}
+
+func (x *RackAvailability) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *RackAvailability) GetAvailable() uint32 {
+	if x != nil {
+		return x.Available
+	}
+	return 0
+}
+
+func (x *RackAvailability) GetLargestVm() uint32 {
+	if x != nil {
+		return x.LargestVm
+	}
+	return 0
+}
+
+func (x *RackAvailability) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *RackAvailability) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 var File_cosmicac_ork_v1_ork_proto protoreflect.FileDescriptor
 
 const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\n" +
-	"\x19cosmicac/ork/v1/ork.proto\x12\x0fcosmicac.ork.v1\x1a\x1dcosmicac/agent/v1/agent.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb0\x01\n" +
+	"\x19cosmicac/ork/v1/ork.proto\x12\x0fcosmicac.ork.v1\x1a\x1dcosmicac/agent/v1/agent.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x01\n" +
 	"\x10CreateJobRequest\x12,\n" +
 	"\x04spec\x18\x01 \x01(\v2\x18.cosmicac.ork.v1.JobSpecR\x04spec\x12,\n" +
 	"\x05owner\x18\x02 \x01(\v2\x16.cosmicac.ork.v1.OwnerR\x05owner\x12'\n" +
 	"\x0fidempotency_key\x18\x03 \x01(\tR\x0eidempotencyKey\x12\x17\n" +
-	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"U\n" +
+	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x123\n" +
+	"\x05quota\x18\x05 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\"\x83\x01\n" +
 	"\x11CreateJobResponse\x12&\n" +
 	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\x12\x18\n" +
-	"\aexisted\x18\x02 \x01(\bR\aexisted\"\x1f\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\x12,\n" +
+	"\x04plan\x18\x03 \x01(\v2\x18.cosmicac.ork.v1.JobPlanR\x04plan\"C\n" +
+	"\aJobPlan\x128\n" +
+	"\breplicas\x18\x01 \x03(\v2\x1c.cosmicac.ork.v1.ReplicaPlanR\breplicas\"\xc7\x01\n" +
+	"\vReplicaPlan\x12\x14\n" +
+	"\x05index\x18\x01 \x01(\rR\x05index\x12\x17\n" +
+	"\arack_id\x18\x02 \x01(\tR\x06rackId\x12\x1b\n" +
+	"\tgpu_model\x18\x03 \x01(\tR\bgpuModel\x122\n" +
+	"\x05nodes\x18\x04 \x03(\v2\x1c.cosmicac.ork.v1.PlannedNodeR\x05nodes\x128\n" +
+	"\brefusals\x18\x05 \x03(\v2\x1c.cosmicac.ork.v1.PlanRefusalR\brefusals\">\n" +
+	"\vPlannedNode\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tgpu_count\x18\x02 \x01(\rR\bgpuCount\"q\n" +
+	"\vPlanRefusal\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12/\n" +
+	"\x06reason\x18\x02 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\"\x1f\n" +
 	"\rGetJobRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\"8\n" +
 	"\x0eGetJobResponse\x12&\n" +
@@ -2648,14 +3477,30 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x06job_id\x18\x01 \x01(\tR\x05jobId\x12%\n" +
 	"\x0eafter_sequence\x18\x02 \x01(\x04R\rafterSequence\"D\n" +
 	"\x12ListEventsResponse\x12.\n" +
-	"\x06events\x18\x01 \x03(\v2\x16.cosmicac.ork.v1.EventR\x06events\"\xaf\x01\n" +
+	"\x06events\x18\x01 \x03(\v2\x16.cosmicac.ork.v1.EventR\x06events\"\x8a\x01\n" +
+	"\fProjectQuota\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x1a\n" +
+	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x1c\n" +
+	"\tunlimited\x18\x03 \x01(\bR\tunlimited\x12!\n" +
+	"\fmaximum_gpus\x18\x04 \x01(\rR\vmaximumGpus\"I\n" +
+	"\x10PutQuotasRequest\x125\n" +
+	"\x06quotas\x18\x01 \x03(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x06quotas\"\x13\n" +
+	"\x11PutQuotasResponse\"0\n" +
+	"\x0fGetQuotaRequest\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x01 \x01(\tR\tprojectId\"d\n" +
+	"\x10GetQuotaResponse\x123\n" +
+	"\x05quota\x18\x01 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\x12\x1b\n" +
+	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\"\xd9\x01\n" +
 	"\tRackEntry\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x10\n" +
 	"\x03key\x18\x03 \x01(\tR\x03key\x12%\n" +
 	"\x0eallowed_models\x18\x04 \x03(\tR\rallowedModels\x12!\n" +
 	"\fmaximum_gpus\x18\x05 \x01(\rR\vmaximumGpus\x12\x1a\n" +
-	"\bcordoned\x18\x06 \x01(\bR\bcordoned\"\xa4\x02\n" +
+	"\bcordoned\x18\x06 \x01(\bR\bcordoned\x12(\n" +
+	"\x10board_gpu_counts\x18\a \x03(\rR\x0eboardGpuCounts\"\xa4\x02\n" +
 	"\x04Rack\x120\n" +
 	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12<\n" +
@@ -2762,7 +3607,32 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x0fagent_addresses\x18\x04 \x03(\tR\x0eagentAddresses\x12,\n" +
 	"\x05state\x18\x05 \x01(\x0e2\x16.cosmicac.ork.v1.StateR\x05state\x12\x14\n" +
 	"\x05ready\x18\x06 \x01(\bR\x05ready\x12\x1a\n" +
-	"\bdraining\x18\a \x01(\bR\bdraining2\xea\x05\n" +
+	"\bdraining\x18\a \x01(\bR\bdraining\"Q\n" +
+	"\x16GetAvailabilityRequest\x12\x1a\n" +
+	"\blocation\x18\x01 \x01(\tR\blocation\x12\x1b\n" +
+	"\tgpu_model\x18\x02 \x01(\tR\bgpuModel\"O\n" +
+	"\x17GetAvailabilityResponse\x124\n" +
+	"\x04gpus\x18\x01 \x03(\v2 .cosmicac.ork.v1.GpuAvailabilityR\x04gpus\"\xe5\x02\n" +
+	"\x0fGpuAvailability\x12\x1a\n" +
+	"\blocation\x18\x01 \x01(\tR\blocation\x12\x1b\n" +
+	"\tgpu_model\x18\x02 \x01(\tR\bgpuModel\x12\x14\n" +
+	"\x05total\x18\x03 \x01(\rR\x05total\x12\x12\n" +
+	"\x04held\x18\x04 \x01(\rR\x04held\x12\x1c\n" +
+	"\tavailable\x18\x05 \x01(\rR\tavailable\x12\x1d\n" +
+	"\n" +
+	"largest_vm\x18\x06 \x01(\rR\tlargestVm\x127\n" +
+	"\x05racks\x18\a \x03(\v2!.cosmicac.ork.v1.RackAvailabilityR\x05racks\x12\x18\n" +
+	"\awaiting\x18\b \x01(\rR\awaiting\x12!\n" +
+	"\fwaiting_gpus\x18\t \x01(\rR\vwaitingGpus\x12<\n" +
+	"\flongest_wait\x18\n" +
+	" \x01(\v2\x19.google.protobuf.DurationR\vlongestWait\"\xb3\x01\n" +
+	"\x10RackAvailability\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x1c\n" +
+	"\tavailable\x18\x02 \x01(\rR\tavailable\x12\x1d\n" +
+	"\n" +
+	"largest_vm\x18\x03 \x01(\rR\tlargestVm\x12/\n" +
+	"\x06reason\x18\x04 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage2\xea\x05\n" +
 	"\x04Jobs\x12\\\n" +
 	"\tCreateJob\x12!.cosmicac.ork.v1.CreateJobRequest\x1a\".cosmicac.ork.v1.CreateJobResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12T\n" +
@@ -2780,7 +3650,7 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x02\x02\a\x12`\n" +
 	"\n" +
 	"ListEvents\x12\".cosmicac.ork.v1.ListEventsRequest\x1a#.cosmicac.ork.v1.ListEventsResponse\"\t\xca\xc1\x18\x05\n" +
-	"\x03\x02\a\x062\xe6\x03\n" +
+	"\x03\x02\a\x062\xd7\x04\n" +
 	"\x05Racks\x12V\n" +
 	"\aPutRack\x12\x1f.cosmicac.ork.v1.PutRackRequest\x1a .cosmicac.ork.v1.PutRackResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\a\x02\x12d\n" +
@@ -2793,7 +3663,14 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x02\a\x02\x12_\n" +
 	"\n" +
 	"ForgetRack\x12\".cosmicac.ork.v1.ForgetRackRequest\x1a#.cosmicac.ork.v1.ForgetRackResponse\"\b\xca\xc1\x18\x04\n" +
-	"\x02\a\x022\xb4\x02\n" +
+	"\x02\a\x02\x12o\n" +
+	"\x0fGetAvailability\x12'.cosmicac.ork.v1.GetAvailabilityRequest\x1a(.cosmicac.ork.v1.GetAvailabilityResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x03\x02\a\x062\xc1\x01\n" +
+	"\x06Quotas\x12[\n" +
+	"\tPutQuotas\x12!.cosmicac.ork.v1.PutQuotasRequest\x1a\".cosmicac.ork.v1.PutQuotasResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\x02\x12Z\n" +
+	"\bGetQuota\x12 .cosmicac.ork.v1.GetQuotaRequest\x1a!.cosmicac.ork.v1.GetQuotaResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x03\x02\a\x062\xb4\x02\n" +
 	"\x06Agents\x12b\n" +
 	"\vRedeemToken\x12#.cosmicac.ork.v1.RedeemTokenRequest\x1a$.cosmicac.ork.v1.RedeemTokenResponse\"\b\xca\xc1\x18\x04\x18\x01 \x01\x12o\n" +
 	"\x10RenewCertificate\x12(.cosmicac.ork.v1.RenewCertificateRequest\x1a).cosmicac.ork.v1.RenewCertificateResponse\"\x06\xca\xc1\x18\x02\x18\x01\x12U\n" +
@@ -2820,144 +3697,177 @@ func file_cosmicac_ork_v1_ork_proto_rawDescGZIP() []byte {
 	return file_cosmicac_ork_v1_ork_proto_rawDescData
 }
 
-var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
 var file_cosmicac_ork_v1_ork_proto_goTypes = []any{
 	(*CreateJobRequest)(nil),              // 0: cosmicac.ork.v1.CreateJobRequest
 	(*CreateJobResponse)(nil),             // 1: cosmicac.ork.v1.CreateJobResponse
-	(*GetJobRequest)(nil),                 // 2: cosmicac.ork.v1.GetJobRequest
-	(*GetJobResponse)(nil),                // 3: cosmicac.ork.v1.GetJobResponse
-	(*ListJobsRequest)(nil),               // 4: cosmicac.ork.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),              // 5: cosmicac.ork.v1.ListJobsResponse
-	(*WatchJobsRequest)(nil),              // 6: cosmicac.ork.v1.WatchJobsRequest
-	(*WatchJobsResponse)(nil),             // 7: cosmicac.ork.v1.WatchJobsResponse
-	(*StopJobRequest)(nil),                // 8: cosmicac.ork.v1.StopJobRequest
-	(*StopJobResponse)(nil),               // 9: cosmicac.ork.v1.StopJobResponse
-	(*StartJobRequest)(nil),               // 10: cosmicac.ork.v1.StartJobRequest
-	(*StartJobResponse)(nil),              // 11: cosmicac.ork.v1.StartJobResponse
-	(*DeleteJobRequest)(nil),              // 12: cosmicac.ork.v1.DeleteJobRequest
-	(*DeleteJobResponse)(nil),             // 13: cosmicac.ork.v1.DeleteJobResponse
-	(*ListEventsRequest)(nil),             // 14: cosmicac.ork.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),            // 15: cosmicac.ork.v1.ListEventsResponse
-	(*RackEntry)(nil),                     // 16: cosmicac.ork.v1.RackEntry
-	(*Rack)(nil),                          // 17: cosmicac.ork.v1.Rack
-	(*RackNode)(nil),                      // 18: cosmicac.ork.v1.RackNode
-	(*GpuCapacity)(nil),                   // 19: cosmicac.ork.v1.GpuCapacity
-	(*PutRackRequest)(nil),                // 20: cosmicac.ork.v1.PutRackRequest
-	(*PutRackResponse)(nil),               // 21: cosmicac.ork.v1.PutRackResponse
-	(*RegisterRackRequest)(nil),           // 22: cosmicac.ork.v1.RegisterRackRequest
-	(*RegisterRackResponse)(nil),          // 23: cosmicac.ork.v1.RegisterRackResponse
-	(*ListRacksRequest)(nil),              // 24: cosmicac.ork.v1.ListRacksRequest
-	(*ListRacksResponse)(nil),             // 25: cosmicac.ork.v1.ListRacksResponse
-	(*CordonRackRequest)(nil),             // 26: cosmicac.ork.v1.CordonRackRequest
-	(*CordonRackResponse)(nil),            // 27: cosmicac.ork.v1.CordonRackResponse
-	(*ForgetRackRequest)(nil),             // 28: cosmicac.ork.v1.ForgetRackRequest
-	(*ForgetRackResponse)(nil),            // 29: cosmicac.ork.v1.ForgetRackResponse
-	(*RedeemTokenRequest)(nil),            // 30: cosmicac.ork.v1.RedeemTokenRequest
-	(*RedeemTokenResponse)(nil),           // 31: cosmicac.ork.v1.RedeemTokenResponse
-	(*RenewCertificateRequest)(nil),       // 32: cosmicac.ork.v1.RenewCertificateRequest
-	(*RenewCertificateResponse)(nil),      // 33: cosmicac.ork.v1.RenewCertificateResponse
-	(*AttendRequest)(nil),                 // 34: cosmicac.ork.v1.AttendRequest
-	(*AttendResponse)(nil),                // 35: cosmicac.ork.v1.AttendResponse
-	(*PutGrantFloorsRequest)(nil),         // 36: cosmicac.ork.v1.PutGrantFloorsRequest
-	(*ProjectGrantFloor)(nil),             // 37: cosmicac.ork.v1.ProjectGrantFloor
-	(*PutGrantFloorsResponse)(nil),        // 38: cosmicac.ork.v1.PutGrantFloorsResponse
-	(*WatchVoidCertificatesRequest)(nil),  // 39: cosmicac.ork.v1.WatchVoidCertificatesRequest
-	(*WatchVoidCertificatesResponse)(nil), // 40: cosmicac.ork.v1.WatchVoidCertificatesResponse
-	(*VoidCertificate)(nil),               // 41: cosmicac.ork.v1.VoidCertificate
-	(*WatchEndpointsRequest)(nil),         // 42: cosmicac.ork.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),        // 43: cosmicac.ork.v1.WatchEndpointsResponse
-	(*Endpoint)(nil),                      // 44: cosmicac.ork.v1.Endpoint
-	(*EndpointReplica)(nil),               // 45: cosmicac.ork.v1.EndpointReplica
-	nil,                                   // 46: cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	(*JobSpec)(nil),                       // 47: cosmicac.ork.v1.JobSpec
-	(*Owner)(nil),                         // 48: cosmicac.ork.v1.Owner
-	(*Job)(nil),                           // 49: cosmicac.ork.v1.Job
-	(State)(0),                            // 50: cosmicac.ork.v1.State
-	(JobKind)(0),                          // 51: cosmicac.ork.v1.JobKind
-	(*Event)(nil),                         // 52: cosmicac.ork.v1.Event
-	(*timestamppb.Timestamp)(nil),         // 53: google.protobuf.Timestamp
-	(*v1.Report)(nil),                     // 54: cosmicac.agent.v1.Report
-	(*v1.Revocations)(nil),                // 55: cosmicac.agent.v1.Revocations
-	(*v1.GrantFloor)(nil),                 // 56: cosmicac.agent.v1.GrantFloor
+	(*JobPlan)(nil),                       // 2: cosmicac.ork.v1.JobPlan
+	(*ReplicaPlan)(nil),                   // 3: cosmicac.ork.v1.ReplicaPlan
+	(*PlannedNode)(nil),                   // 4: cosmicac.ork.v1.PlannedNode
+	(*PlanRefusal)(nil),                   // 5: cosmicac.ork.v1.PlanRefusal
+	(*GetJobRequest)(nil),                 // 6: cosmicac.ork.v1.GetJobRequest
+	(*GetJobResponse)(nil),                // 7: cosmicac.ork.v1.GetJobResponse
+	(*ListJobsRequest)(nil),               // 8: cosmicac.ork.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),              // 9: cosmicac.ork.v1.ListJobsResponse
+	(*WatchJobsRequest)(nil),              // 10: cosmicac.ork.v1.WatchJobsRequest
+	(*WatchJobsResponse)(nil),             // 11: cosmicac.ork.v1.WatchJobsResponse
+	(*StopJobRequest)(nil),                // 12: cosmicac.ork.v1.StopJobRequest
+	(*StopJobResponse)(nil),               // 13: cosmicac.ork.v1.StopJobResponse
+	(*StartJobRequest)(nil),               // 14: cosmicac.ork.v1.StartJobRequest
+	(*StartJobResponse)(nil),              // 15: cosmicac.ork.v1.StartJobResponse
+	(*DeleteJobRequest)(nil),              // 16: cosmicac.ork.v1.DeleteJobRequest
+	(*DeleteJobResponse)(nil),             // 17: cosmicac.ork.v1.DeleteJobResponse
+	(*ListEventsRequest)(nil),             // 18: cosmicac.ork.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),            // 19: cosmicac.ork.v1.ListEventsResponse
+	(*ProjectQuota)(nil),                  // 20: cosmicac.ork.v1.ProjectQuota
+	(*PutQuotasRequest)(nil),              // 21: cosmicac.ork.v1.PutQuotasRequest
+	(*PutQuotasResponse)(nil),             // 22: cosmicac.ork.v1.PutQuotasResponse
+	(*GetQuotaRequest)(nil),               // 23: cosmicac.ork.v1.GetQuotaRequest
+	(*GetQuotaResponse)(nil),              // 24: cosmicac.ork.v1.GetQuotaResponse
+	(*RackEntry)(nil),                     // 25: cosmicac.ork.v1.RackEntry
+	(*Rack)(nil),                          // 26: cosmicac.ork.v1.Rack
+	(*RackNode)(nil),                      // 27: cosmicac.ork.v1.RackNode
+	(*GpuCapacity)(nil),                   // 28: cosmicac.ork.v1.GpuCapacity
+	(*PutRackRequest)(nil),                // 29: cosmicac.ork.v1.PutRackRequest
+	(*PutRackResponse)(nil),               // 30: cosmicac.ork.v1.PutRackResponse
+	(*RegisterRackRequest)(nil),           // 31: cosmicac.ork.v1.RegisterRackRequest
+	(*RegisterRackResponse)(nil),          // 32: cosmicac.ork.v1.RegisterRackResponse
+	(*ListRacksRequest)(nil),              // 33: cosmicac.ork.v1.ListRacksRequest
+	(*ListRacksResponse)(nil),             // 34: cosmicac.ork.v1.ListRacksResponse
+	(*CordonRackRequest)(nil),             // 35: cosmicac.ork.v1.CordonRackRequest
+	(*CordonRackResponse)(nil),            // 36: cosmicac.ork.v1.CordonRackResponse
+	(*ForgetRackRequest)(nil),             // 37: cosmicac.ork.v1.ForgetRackRequest
+	(*ForgetRackResponse)(nil),            // 38: cosmicac.ork.v1.ForgetRackResponse
+	(*RedeemTokenRequest)(nil),            // 39: cosmicac.ork.v1.RedeemTokenRequest
+	(*RedeemTokenResponse)(nil),           // 40: cosmicac.ork.v1.RedeemTokenResponse
+	(*RenewCertificateRequest)(nil),       // 41: cosmicac.ork.v1.RenewCertificateRequest
+	(*RenewCertificateResponse)(nil),      // 42: cosmicac.ork.v1.RenewCertificateResponse
+	(*AttendRequest)(nil),                 // 43: cosmicac.ork.v1.AttendRequest
+	(*AttendResponse)(nil),                // 44: cosmicac.ork.v1.AttendResponse
+	(*PutGrantFloorsRequest)(nil),         // 45: cosmicac.ork.v1.PutGrantFloorsRequest
+	(*ProjectGrantFloor)(nil),             // 46: cosmicac.ork.v1.ProjectGrantFloor
+	(*PutGrantFloorsResponse)(nil),        // 47: cosmicac.ork.v1.PutGrantFloorsResponse
+	(*WatchVoidCertificatesRequest)(nil),  // 48: cosmicac.ork.v1.WatchVoidCertificatesRequest
+	(*WatchVoidCertificatesResponse)(nil), // 49: cosmicac.ork.v1.WatchVoidCertificatesResponse
+	(*VoidCertificate)(nil),               // 50: cosmicac.ork.v1.VoidCertificate
+	(*WatchEndpointsRequest)(nil),         // 51: cosmicac.ork.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),        // 52: cosmicac.ork.v1.WatchEndpointsResponse
+	(*Endpoint)(nil),                      // 53: cosmicac.ork.v1.Endpoint
+	(*EndpointReplica)(nil),               // 54: cosmicac.ork.v1.EndpointReplica
+	(*GetAvailabilityRequest)(nil),        // 55: cosmicac.ork.v1.GetAvailabilityRequest
+	(*GetAvailabilityResponse)(nil),       // 56: cosmicac.ork.v1.GetAvailabilityResponse
+	(*GpuAvailability)(nil),               // 57: cosmicac.ork.v1.GpuAvailability
+	(*RackAvailability)(nil),              // 58: cosmicac.ork.v1.RackAvailability
+	nil,                                   // 59: cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	(*JobSpec)(nil),                       // 60: cosmicac.ork.v1.JobSpec
+	(*Owner)(nil),                         // 61: cosmicac.ork.v1.Owner
+	(*Job)(nil),                           // 62: cosmicac.ork.v1.Job
+	(Reason)(0),                           // 63: cosmicac.ork.v1.Reason
+	(State)(0),                            // 64: cosmicac.ork.v1.State
+	(JobKind)(0),                          // 65: cosmicac.ork.v1.JobKind
+	(*Event)(nil),                         // 66: cosmicac.ork.v1.Event
+	(*timestamppb.Timestamp)(nil),         // 67: google.protobuf.Timestamp
+	(*v1.Report)(nil),                     // 68: cosmicac.agent.v1.Report
+	(*v1.Revocations)(nil),                // 69: cosmicac.agent.v1.Revocations
+	(*v1.GrantFloor)(nil),                 // 70: cosmicac.agent.v1.GrantFloor
+	(*durationpb.Duration)(nil),           // 71: google.protobuf.Duration
 }
 var file_cosmicac_ork_v1_ork_proto_depIdxs = []int32{
-	47, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
-	48, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
-	49, // 2: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	49, // 3: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	50, // 4: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
-	51, // 5: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
-	49, // 6: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
-	49, // 7: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
-	49, // 8: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	49, // 9: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	49, // 10: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	52, // 11: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
-	16, // 12: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
-	53, // 13: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
-	18, // 14: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
-	19, // 15: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
-	46, // 16: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	16, // 17: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
-	16, // 18: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	16, // 19: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	17, // 20: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
-	16, // 21: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	54, // 22: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
-	53, // 23: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
-	55, // 24: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
-	37, // 25: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
-	56, // 26: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
-	41, // 27: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
-	53, // 28: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
-	44, // 29: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
-	45, // 30: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
-	50, // 31: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
-	53, // 32: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
-	50, // 33: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
-	0,  // 34: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
-	2,  // 35: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
-	4,  // 36: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
-	6,  // 37: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
-	8,  // 38: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
-	10, // 39: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
-	12, // 40: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
-	14, // 41: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
-	20, // 42: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
-	22, // 43: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
-	24, // 44: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
-	26, // 45: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
-	28, // 46: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
-	30, // 47: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
-	32, // 48: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
-	34, // 49: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
-	36, // 50: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
-	39, // 51: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
-	42, // 52: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
-	1,  // 53: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
-	3,  // 54: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
-	5,  // 55: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
-	7,  // 56: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
-	9,  // 57: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
-	11, // 58: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
-	13, // 59: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
-	15, // 60: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
-	21, // 61: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
-	23, // 62: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
-	25, // 63: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
-	27, // 64: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
-	29, // 65: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
-	31, // 66: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
-	33, // 67: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
-	35, // 68: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
-	38, // 69: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
-	40, // 70: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
-	43, // 71: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
-	53, // [53:72] is the sub-list for method output_type
-	34, // [34:53] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	60, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	61, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
+	20, // 2: cosmicac.ork.v1.CreateJobRequest.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	62, // 3: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	2,  // 4: cosmicac.ork.v1.CreateJobResponse.plan:type_name -> cosmicac.ork.v1.JobPlan
+	3,  // 5: cosmicac.ork.v1.JobPlan.replicas:type_name -> cosmicac.ork.v1.ReplicaPlan
+	4,  // 6: cosmicac.ork.v1.ReplicaPlan.nodes:type_name -> cosmicac.ork.v1.PlannedNode
+	5,  // 7: cosmicac.ork.v1.ReplicaPlan.refusals:type_name -> cosmicac.ork.v1.PlanRefusal
+	63, // 8: cosmicac.ork.v1.PlanRefusal.reason:type_name -> cosmicac.ork.v1.Reason
+	62, // 9: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	64, // 10: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
+	65, // 11: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
+	62, // 12: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
+	62, // 13: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
+	62, // 14: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	62, // 15: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	62, // 16: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	66, // 17: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
+	20, // 18: cosmicac.ork.v1.PutQuotasRequest.quotas:type_name -> cosmicac.ork.v1.ProjectQuota
+	20, // 19: cosmicac.ork.v1.GetQuotaResponse.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	25, // 20: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
+	67, // 21: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
+	27, // 22: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
+	28, // 23: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
+	59, // 24: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	25, // 25: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
+	25, // 26: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	25, // 27: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	26, // 28: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
+	25, // 29: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	68, // 30: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
+	67, // 31: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
+	69, // 32: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
+	46, // 33: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
+	70, // 34: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
+	50, // 35: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
+	67, // 36: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
+	53, // 37: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
+	54, // 38: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
+	64, // 39: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
+	67, // 40: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
+	64, // 41: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
+	57, // 42: cosmicac.ork.v1.GetAvailabilityResponse.gpus:type_name -> cosmicac.ork.v1.GpuAvailability
+	58, // 43: cosmicac.ork.v1.GpuAvailability.racks:type_name -> cosmicac.ork.v1.RackAvailability
+	71, // 44: cosmicac.ork.v1.GpuAvailability.longest_wait:type_name -> google.protobuf.Duration
+	63, // 45: cosmicac.ork.v1.RackAvailability.reason:type_name -> cosmicac.ork.v1.Reason
+	0,  // 46: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
+	6,  // 47: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
+	8,  // 48: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
+	10, // 49: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
+	12, // 50: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
+	14, // 51: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
+	16, // 52: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
+	18, // 53: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
+	29, // 54: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
+	31, // 55: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
+	33, // 56: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
+	35, // 57: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
+	37, // 58: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
+	55, // 59: cosmicac.ork.v1.Racks.GetAvailability:input_type -> cosmicac.ork.v1.GetAvailabilityRequest
+	21, // 60: cosmicac.ork.v1.Quotas.PutQuotas:input_type -> cosmicac.ork.v1.PutQuotasRequest
+	23, // 61: cosmicac.ork.v1.Quotas.GetQuota:input_type -> cosmicac.ork.v1.GetQuotaRequest
+	39, // 62: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
+	41, // 63: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
+	43, // 64: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
+	45, // 65: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
+	48, // 66: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
+	51, // 67: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
+	1,  // 68: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
+	7,  // 69: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
+	9,  // 70: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
+	11, // 71: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
+	13, // 72: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
+	15, // 73: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
+	17, // 74: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
+	19, // 75: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
+	30, // 76: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
+	32, // 77: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
+	34, // 78: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
+	36, // 79: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
+	38, // 80: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
+	56, // 81: cosmicac.ork.v1.Racks.GetAvailability:output_type -> cosmicac.ork.v1.GetAvailabilityResponse
+	22, // 82: cosmicac.ork.v1.Quotas.PutQuotas:output_type -> cosmicac.ork.v1.PutQuotasResponse
+	24, // 83: cosmicac.ork.v1.Quotas.GetQuota:output_type -> cosmicac.ork.v1.GetQuotaResponse
+	40, // 84: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
+	42, // 85: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
+	44, // 86: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
+	47, // 87: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
+	49, // 88: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
+	52, // 89: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
+	68, // [68:90] is the sub-list for method output_type
+	46, // [46:68] is the sub-list for method input_type
+	46, // [46:46] is the sub-list for extension type_name
+	46, // [46:46] is the sub-list for extension extendee
+	0,  // [0:46] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_ork_proto_init() }
@@ -2966,7 +3876,7 @@ func file_cosmicac_ork_v1_ork_proto_init() {
 		return
 	}
 	file_cosmicac_ork_v1_job_proto_init()
-	file_cosmicac_ork_v1_ork_proto_msgTypes[7].OneofWrappers = []any{
+	file_cosmicac_ork_v1_ork_proto_msgTypes[11].OneofWrappers = []any{
 		(*WatchJobsResponse_Job)(nil),
 		(*WatchJobsResponse_DeletedJobId)(nil),
 		(*WatchJobsResponse_Synced)(nil),
@@ -2977,9 +3887,9 @@ func file_cosmicac_ork_v1_ork_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_ork_proto_rawDesc), len(file_cosmicac_ork_v1_ork_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   47,
+			NumMessages:   60,
 			NumExtensions: 0,
-			NumServices:   5,
+			NumServices:   6,
 		},
 		GoTypes:           file_cosmicac_ork_v1_ork_proto_goTypes,
 		DependencyIndexes: file_cosmicac_ork_v1_ork_proto_depIdxs,

@@ -415,11 +415,12 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Racks_PutRack_FullMethodName      = "/cosmicac.ork.v1.Racks/PutRack"
-	Racks_RegisterRack_FullMethodName = "/cosmicac.ork.v1.Racks/RegisterRack"
-	Racks_ListRacks_FullMethodName    = "/cosmicac.ork.v1.Racks/ListRacks"
-	Racks_CordonRack_FullMethodName   = "/cosmicac.ork.v1.Racks/CordonRack"
-	Racks_ForgetRack_FullMethodName   = "/cosmicac.ork.v1.Racks/ForgetRack"
+	Racks_PutRack_FullMethodName         = "/cosmicac.ork.v1.Racks/PutRack"
+	Racks_RegisterRack_FullMethodName    = "/cosmicac.ork.v1.Racks/RegisterRack"
+	Racks_ListRacks_FullMethodName       = "/cosmicac.ork.v1.Racks/ListRacks"
+	Racks_CordonRack_FullMethodName      = "/cosmicac.ork.v1.Racks/CordonRack"
+	Racks_ForgetRack_FullMethodName      = "/cosmicac.ork.v1.Racks/ForgetRack"
+	Racks_GetAvailability_FullMethodName = "/cosmicac.ork.v1.Racks/GetAvailability"
 )
 
 // RacksClient is the client API for Racks service.
@@ -438,6 +439,9 @@ type RacksClient interface {
 	CordonRack(ctx context.Context, in *CordonRackRequest, opts ...grpc.CallOption) (*CordonRackResponse, error)
 	// ForgetRack removes an entry; refused while it has live attempts.
 	ForgetRack(ctx context.Context, in *ForgetRackRequest, opts ...grpc.CallOption) (*ForgetRackResponse, error)
+	// GetAvailability says what a job could get now, once everybody who waits has
+	// been served, and how long they have waited.
+	GetAvailability(ctx context.Context, in *GetAvailabilityRequest, opts ...grpc.CallOption) (*GetAvailabilityResponse, error)
 }
 
 type racksClient struct {
@@ -498,6 +502,16 @@ func (c *racksClient) ForgetRack(ctx context.Context, in *ForgetRackRequest, opt
 	return out, nil
 }
 
+func (c *racksClient) GetAvailability(ctx context.Context, in *GetAvailabilityRequest, opts ...grpc.CallOption) (*GetAvailabilityResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetAvailabilityResponse)
+	err := c.cc.Invoke(ctx, Racks_GetAvailability_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RacksServer is the server API for Racks service.
 // All implementations must embed UnimplementedRacksServer
 // for forward compatibility.
@@ -514,6 +528,9 @@ type RacksServer interface {
 	CordonRack(context.Context, *CordonRackRequest) (*CordonRackResponse, error)
 	// ForgetRack removes an entry; refused while it has live attempts.
 	ForgetRack(context.Context, *ForgetRackRequest) (*ForgetRackResponse, error)
+	// GetAvailability says what a job could get now, once everybody who waits has
+	// been served, and how long they have waited.
+	GetAvailability(context.Context, *GetAvailabilityRequest) (*GetAvailabilityResponse, error)
 	mustEmbedUnimplementedRacksServer()
 }
 
@@ -538,6 +555,9 @@ func (UnimplementedRacksServer) CordonRack(context.Context, *CordonRackRequest) 
 }
 func (UnimplementedRacksServer) ForgetRack(context.Context, *ForgetRackRequest) (*ForgetRackResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetRack not implemented")
+}
+func (UnimplementedRacksServer) GetAvailability(context.Context, *GetAvailabilityRequest) (*GetAvailabilityResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetAvailability not implemented")
 }
 func (UnimplementedRacksServer) mustEmbedUnimplementedRacksServer() {}
 func (UnimplementedRacksServer) testEmbeddedByValue()               {}
@@ -650,6 +670,24 @@ func _Racks_ForgetRack_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Racks_GetAvailability_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetAvailabilityRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).GetAvailability(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_GetAvailability_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).GetAvailability(ctx, req.(*GetAvailabilityRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Racks_ServiceDesc is the grpc.ServiceDesc for Racks service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -676,6 +714,162 @@ var Racks_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetRack",
 			Handler:    _Racks_ForgetRack_Handler,
+		},
+		{
+			MethodName: "GetAvailability",
+			Handler:    _Racks_GetAvailability_Handler,
+		},
+	},
+	Streams:  []grpc.StreamDesc{},
+	Metadata: "cosmicac/ork/v1/ork.proto",
+}
+
+const (
+	Quotas_PutQuotas_FullMethodName = "/cosmicac.ork.v1.Quotas/PutQuotas"
+	Quotas_GetQuota_FullMethodName  = "/cosmicac.ork.v1.Quotas/GetQuota"
+)
+
+// QuotasClient is the client API for Quotas service.
+//
+// For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
+//
+// Quotas keeps how many GPUs each project may hold at once. The setting is
+// app-node's; ork keeps the newest and admits by it.
+type QuotasClient interface {
+	// PutQuotas may be repeated and come in any order: a lower revision never
+	// replaces a higher one.
+	PutQuotas(ctx context.Context, in *PutQuotasRequest, opts ...grpc.CallOption) (*PutQuotasResponse, error)
+	// GetQuota says what is kept of a project and how much of it is held.
+	GetQuota(ctx context.Context, in *GetQuotaRequest, opts ...grpc.CallOption) (*GetQuotaResponse, error)
+}
+
+type quotasClient struct {
+	cc grpc.ClientConnInterface
+}
+
+func NewQuotasClient(cc grpc.ClientConnInterface) QuotasClient {
+	return &quotasClient{cc}
+}
+
+func (c *quotasClient) PutQuotas(ctx context.Context, in *PutQuotasRequest, opts ...grpc.CallOption) (*PutQuotasResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(PutQuotasResponse)
+	err := c.cc.Invoke(ctx, Quotas_PutQuotas_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *quotasClient) GetQuota(ctx context.Context, in *GetQuotaRequest, opts ...grpc.CallOption) (*GetQuotaResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(GetQuotaResponse)
+	err := c.cc.Invoke(ctx, Quotas_GetQuota_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// QuotasServer is the server API for Quotas service.
+// All implementations must embed UnimplementedQuotasServer
+// for forward compatibility.
+//
+// Quotas keeps how many GPUs each project may hold at once. The setting is
+// app-node's; ork keeps the newest and admits by it.
+type QuotasServer interface {
+	// PutQuotas may be repeated and come in any order: a lower revision never
+	// replaces a higher one.
+	PutQuotas(context.Context, *PutQuotasRequest) (*PutQuotasResponse, error)
+	// GetQuota says what is kept of a project and how much of it is held.
+	GetQuota(context.Context, *GetQuotaRequest) (*GetQuotaResponse, error)
+	mustEmbedUnimplementedQuotasServer()
+}
+
+// UnimplementedQuotasServer must be embedded to have
+// forward compatible implementations.
+//
+// NOTE: this should be embedded by value instead of pointer to avoid a nil
+// pointer dereference when methods are called.
+type UnimplementedQuotasServer struct{}
+
+func (UnimplementedQuotasServer) PutQuotas(context.Context, *PutQuotasRequest) (*PutQuotasResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method PutQuotas not implemented")
+}
+func (UnimplementedQuotasServer) GetQuota(context.Context, *GetQuotaRequest) (*GetQuotaResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method GetQuota not implemented")
+}
+func (UnimplementedQuotasServer) mustEmbedUnimplementedQuotasServer() {}
+func (UnimplementedQuotasServer) testEmbeddedByValue()                {}
+
+// UnsafeQuotasServer may be embedded to opt out of forward compatibility for this service.
+// Use of this interface is not recommended, as added methods to QuotasServer will
+// result in compilation errors.
+type UnsafeQuotasServer interface {
+	mustEmbedUnimplementedQuotasServer()
+}
+
+func RegisterQuotasServer(s grpc.ServiceRegistrar, srv QuotasServer) {
+	// If the following call panics, it indicates UnimplementedQuotasServer was
+	// embedded by pointer and is nil.  This will cause panics if an
+	// unimplemented method is ever invoked, so we test this at initialization
+	// time to prevent it from happening at runtime later due to I/O.
+	if t, ok := srv.(interface{ testEmbeddedByValue() }); ok {
+		t.testEmbeddedByValue()
+	}
+	s.RegisterService(&Quotas_ServiceDesc, srv)
+}
+
+func _Quotas_PutQuotas_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(PutQuotasRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QuotasServer).PutQuotas(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Quotas_PutQuotas_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QuotasServer).PutQuotas(ctx, req.(*PutQuotasRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Quotas_GetQuota_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(GetQuotaRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(QuotasServer).GetQuota(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Quotas_GetQuota_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(QuotasServer).GetQuota(ctx, req.(*GetQuotaRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+// Quotas_ServiceDesc is the grpc.ServiceDesc for Quotas service.
+// It's only intended for direct use with grpc.RegisterService,
+// and not to be introspected or modified (even as a copy)
+var Quotas_ServiceDesc = grpc.ServiceDesc{
+	ServiceName: "cosmicac.ork.v1.Quotas",
+	HandlerType: (*QuotasServer)(nil),
+	Methods: []grpc.MethodDesc{
+		{
+			MethodName: "PutQuotas",
+			Handler:    _Quotas_PutQuotas_Handler,
+		},
+		{
+			MethodName: "GetQuota",
+			Handler:    _Quotas_GetQuota_Handler,
 		},
 	},
 	Streams:  []grpc.StreamDesc{},

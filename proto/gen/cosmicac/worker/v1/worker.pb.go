@@ -160,8 +160,10 @@ type WatchRackResponse struct {
 	ClusterFault      string                 `protobuf:"bytes,8,opt,name=cluster_fault,json=clusterFault,proto3" json:"cluster_fault,omitempty"`
 	ClusterFaultSince *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=cluster_fault_since,json=clusterFaultSince,proto3" json:"cluster_fault_since,omitempty"`
 	Version           string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// InfiniBand and the overlay join its nodes: a replica may span them.
+	Fabric        bool `protobuf:"varint,11,opt,name=fabric,proto3" json:"fabric,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WatchRackResponse) Reset() {
@@ -262,6 +264,13 @@ func (x *WatchRackResponse) GetVersion() string {
 		return x.Version
 	}
 	return ""
+}
+
+func (x *WatchRackResponse) GetFabric() bool {
+	if x != nil {
+		return x.Fabric
+	}
+	return false
 }
 
 type AttemptStatus struct {
@@ -780,7 +789,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"\x1fcosmicac/worker/v1/worker.proto\x12\x12cosmicac.worker.v1\x1a\x1dcosmicac/agent/v1/agent.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x19cosmicac/ork/v1/ork.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"D\n" +
 	"\x10WatchRackRequest\x120\n" +
-	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"\x9b\x03\n" +
+	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"\xb3\x03\n" +
 	"\x11WatchRackResponse\x12\x17\n" +
 	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -793,7 +802,8 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\rcluster_fault\x18\b \x01(\tR\fclusterFault\x12J\n" +
 	"\x13cluster_fault_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x11clusterFaultSince\x12\x18\n" +
 	"\aversion\x18\n" +
-	" \x01(\tR\aversion\"\xb4\x03\n" +
+	" \x01(\tR\aversion\x12\x16\n" +
+	"\x06fabric\x18\v \x01(\bR\x06fabric\"\xb4\x03\n" +
 	"\rAttemptStatus\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
