@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"github.com/goccy/go-yaml"
+
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 )
 
 func TestTheExampleConfigurationIsTheDefaults(t *testing.T) {
@@ -136,6 +138,46 @@ func TestTheDaemonServesOverTheMesh(t *testing.T) {
 		return nil
 	})
 	l.noSecret(files...)
+}
+
+// An agent of the same network, with a good certificate of its own, stands where
+// the replica was and offers the same model.
+func TestAnImpostorThatClaimsAModelGetsNoRequest(t *testing.T) {
+	t.Parallel()
+	l := startLab(t)
+	e, stolen := &engine{chunks: 3}, &engine{chunks: 3}
+	replica, agent := l.replica(e)
+	impostor, _ := l.replica(stolen)
+	l.ork.put(endpointOf(replica))
+	eventually(t, "the endpoint serves", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+
+	l.close(agent)
+	suffix := "/p2p/" + replica.GetAgentKey()
+	moved := &orkv1.EndpointReplica{AttemptId: replica.GetAttemptId(), AgentKey: replica.GetAgentKey(), State: replica.GetState(), Ready: true}
+	for _, a := range impostor.GetAgentAddresses() {
+		address, _, _ := strings.Cut(a, "/p2p/")
+		moved.AgentAddresses = append(moved.AgentAddresses, address+suffix)
+	}
+	if len(moved.AgentAddresses) == 0 {
+		t.Fatal("the impostor has no address")
+	}
+	l.ork.put(endpointOf(moved))
+	eventually(t, "nobody serves", func() bool { return l.do("POST", chat, plainBody).status == 503 })
+	for range 20 {
+		if a := l.do("POST", chat, plainBody); a.status != 503 {
+			t.Fatalf("with an impostor at the replica's address: %d %s", a.status, a.body)
+		}
+	}
+	if n := stolen.asked.Load(); n != 0 {
+		t.Errorf("the impostor saw %d requests", n)
+	}
+
+	// The same agent under its own key, by ork's record, is served.
+	l.ork.put(endpointOf(impostor))
+	eventually(t, "the record decides", func() bool { return l.do("POST", chat, plainBody).status == 200 })
+	if stolen.asked.Load() == 0 {
+		t.Error("nothing reached the agent that the record names")
+	}
 }
 
 func TestABlackHoleIsNotWaitedFor(t *testing.T) {

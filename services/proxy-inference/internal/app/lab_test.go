@@ -143,6 +143,7 @@ func (o *fakeOrk) WatchEndpoints(_ *orkv1.WatchEndpointsRequest, s grpc.ServerSt
 // engine is an OpenAI-shaped server; what it says is made up and says so.
 type engine struct {
 	running atomic.Int64
+	asked   atomic.Int64
 	chunks  int
 	pace    time.Duration
 	die     int // after so many chunks
@@ -161,6 +162,7 @@ func (e *engine) whole() string {
 }
 
 func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	e.asked.Add(1)
 	e.running.Add(1)
 	defer e.running.Add(-1)
 	body, err := io.ReadAll(r.Body)
