@@ -118,6 +118,38 @@ func TestRemovedMemberIsCutMidStream(t *testing.T) {
 	}
 }
 
+func TestWhoIsCutOffReadsWhy(t *testing.T) {
+	t.Parallel()
+	for transport, listen := range transports {
+		t.Run(transport, func(t *testing.T) {
+			t.Parallel()
+			l := newLab(t)
+			key := l.member("monitor", meshv1.Role_ROLE_MONITOR)
+			a := l.start(l.ork, func(o *mesh.Options) { o.Role, o.Listen = meshv1.Role_ROLE_ORK, listen },
+				func(s *spot) {
+					s.Handle("hold", &meshv1.Right{Members: true}, func(ctx context.Context, st *mesh.Stream) {
+						_, _ = st.Write([]byte("here"))
+						<-ctx.Done()
+					})
+				})
+			b := l.start(key, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_MONITOR })
+			s, err := b.OpenStream(within(t), a.ID(), "hold", a.Addresses()...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.ReadFull(s, make([]byte, 4)); err != nil {
+				t.Fatal(err)
+			}
+			l.remove(key.ID())
+			if _, err := a.Network().Adopt(l.founder.RosterEnvelope(), nil); err != nil {
+				t.Fatal(err)
+			}
+			_, err = s.Read(make([]byte, 1))
+			wantKind(t, err, fault.Denied, "cut this key off")
+		})
+	}
+}
+
 func TestNewRosterSpreadsToConnectedPeers(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)

@@ -516,6 +516,9 @@ func (w *wire) classify(err error) error {
 	if kind, ok := resetKind(err); ok {
 		return fault.Wrap(kind, flat(err), "%s refused the stream", w.session.peer)
 	}
+	if cut := new(network.ConnError); errors.As(err, &cut) && cut.Remote && cut.ErrorCode == network.ConnGated {
+		return fault.New(fault.Denied, "%s cut this key off: it is no longer a member, or its certificate or grant has ended or was revoked", w.session.peer)
+	}
 	if ended := w.session.ending(); !w.done.Load() && (ended != nil || w.session.conn.IsClosed()) {
 		// However its end shows here: QUIC's looks like a deadline or a closed stream.
 		if ended != nil {

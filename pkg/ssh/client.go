@@ -72,7 +72,9 @@ func Dial(ctx context.Context, conn net.Conn, hostKey, user string) (*Client, er
 	c := &Client{conn: conn, client: ssh.NewClient(sshConn, channels, requests), cancel: cancel, done: make(chan struct{})}
 	c.tasks.Go(func() { c.watch(alive) })
 	c.tasks.Go(func() {
-		_ = c.client.Wait()
+		if err := c.client.Wait(); fault.Is(err, fault.Denied) {
+			c.setLost(err) // the agent cut this user off, and said so
+		}
 		cancel()
 		close(c.done)
 	})
