@@ -427,10 +427,15 @@ type Report struct {
 	// GPUs as seen in the guest.
 	Gpus []*Gpu `protobuf:"bytes,8,rep,name=gpus,proto3" json:"gpus,omitempty"`
 	// How the start-up script or engine ended, when it did.
-	ExitCode      int32 `protobuf:"varint,9,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
-	Simulated     bool  `protobuf:"varint,10,opt,name=simulated,proto3" json:"simulated,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ExitCode  int32 `protobuf:"varint,9,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	Simulated bool  `protobuf:"varint,10,opt,name=simulated,proto3" json:"simulated,omitempty"`
+	// Whether GPU use can be told at all: nvidia-smi is there and answers.
+	GpuUseKnown bool `protobuf:"varint,11,opt,name=gpu_use_known,json=gpuUseKnown,proto3" json:"gpu_use_known,omitempty"`
+	// For how long no sample showed any GPU at work, by the agent's own
+	// monotonic clock; counted from its start.
+	GpuIdleSeconds uint32 `protobuf:"varint,12,opt,name=gpu_idle_seconds,json=gpuIdleSeconds,proto3" json:"gpu_idle_seconds,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Report) Reset() {
@@ -531,6 +536,20 @@ func (x *Report) GetSimulated() bool {
 		return x.Simulated
 	}
 	return false
+}
+
+func (x *Report) GetGpuUseKnown() bool {
+	if x != nil {
+		return x.GpuUseKnown
+	}
+	return false
+}
+
+func (x *Report) GetGpuIdleSeconds() uint32 {
+	if x != nil {
+		return x.GpuIdleSeconds
+	}
+	return 0
 }
 
 // Gpu is one card as the guest sees it.
@@ -924,7 +943,7 @@ const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\venvironment\x18\x06 \x03(\v2*.cosmicac.agent.v1.Engine.EnvironmentEntryR\venvironment\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x82\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.cosmicac.agent.v1.PhaseR\x05phase\x12\x18\n" +
@@ -936,7 +955,9 @@ const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\x04gpus\x18\b \x03(\v2\x16.cosmicac.agent.v1.GpuR\x04gpus\x12\x1b\n" +
 	"\texit_code\x18\t \x01(\x05R\bexitCode\x12\x1c\n" +
 	"\tsimulated\x18\n" +
-	" \x01(\bR\tsimulated\"I\n" +
+	" \x01(\bR\tsimulated\x12\"\n" +
+	"\rgpu_use_known\x18\v \x01(\bR\vgpuUseKnown\x12(\n" +
+	"\x10gpu_idle_seconds\x18\f \x01(\rR\x0egpuIdleSeconds\"I\n" +
 	"\x03Gpu\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +

@@ -12,6 +12,7 @@ package orkv1
 import (
 	protoreflect "google.golang.org/protobuf/reflect/protoreflect"
 	protoimpl "google.golang.org/protobuf/runtime/protoimpl"
+	descriptorpb "google.golang.org/protobuf/types/descriptorpb"
 	durationpb "google.golang.org/protobuf/types/known/durationpb"
 	timestamppb "google.golang.org/protobuf/types/known/timestamppb"
 	reflect "reflect"
@@ -206,7 +207,10 @@ const (
 	// The orchestrator has not been told the project's quota, or cannot read it.
 	Reason_REASON_QUOTA_UNKNOWN Reason = 33
 	// An NVSwitch board gives a VM one GPU or all; no rack knows its partitions.
-	Reason_REASON_FABRIC_COUNT Reason = 34
+	Reason_REASON_FABRIC_COUNT       Reason = 34
+	Reason_REASON_FENCED_BY_OPERATOR Reason = 35
+	Reason_REASON_RESTART_REQUESTED  Reason = 36
+	Reason_REASON_VM_REMOVED         Reason = 37
 )
 
 // Enum value maps for Reason.
@@ -247,43 +251,49 @@ var (
 		32: "REASON_RACK_FORGOTTEN",
 		33: "REASON_QUOTA_UNKNOWN",
 		34: "REASON_FABRIC_COUNT",
+		35: "REASON_FENCED_BY_OPERATOR",
+		36: "REASON_RESTART_REQUESTED",
+		37: "REASON_VM_REMOVED",
 	}
 	Reason_value = map[string]int32{
-		"REASON_UNSPECIFIED":       0,
-		"REASON_UNKNOWN_MODEL":     1,
-		"REASON_NEVER_FITS":        2,
-		"REASON_BUSY":              3,
-		"REASON_OVER_QUOTA":        4,
-		"REASON_CORDONED":          5,
-		"REASON_QUARANTINED":       6,
-		"REASON_NO_FABRIC":         7,
-		"REASON_UNKNOWN_LOCATION":  8,
-		"REASON_RACK_UNREACHABLE":  9,
-		"REASON_CLAIM_REFUSED":     10,
-		"REASON_IMPORTING_IMAGE":   11,
-		"REASON_IMAGE_UNAVAILABLE": 12,
-		"REASON_SCHEDULING":        13,
-		"REASON_BOOTING":           14,
-		"REASON_WAITING_FOR_AGENT": 15,
-		"REASON_AGENT_TIMEOUT":     16,
-		"REASON_CHECKING_GPUS":     17,
-		"REASON_LOADING_MODEL":     18,
-		"REASON_ENGINE_FAILED":     19,
-		"REASON_STOP_REQUESTED":    20,
-		"REASON_DELETE_REQUESTED":  21,
-		"REASON_GUEST_SHUTDOWN":    22,
-		"REASON_VM_FAILED":         23,
-		"REASON_DEADLINE":          24,
-		"REASON_CLUSTER_REFUSED":   25,
-		"REASON_NODE_LOST":         26,
-		"REASON_DRAINED":           27,
-		"REASON_FENCED":            28,
-		"REASON_MAX_DURATION":      29,
-		"REASON_COST_LIMIT":        30,
-		"REASON_IDLE":              31,
-		"REASON_RACK_FORGOTTEN":    32,
-		"REASON_QUOTA_UNKNOWN":     33,
-		"REASON_FABRIC_COUNT":      34,
+		"REASON_UNSPECIFIED":        0,
+		"REASON_UNKNOWN_MODEL":      1,
+		"REASON_NEVER_FITS":         2,
+		"REASON_BUSY":               3,
+		"REASON_OVER_QUOTA":         4,
+		"REASON_CORDONED":           5,
+		"REASON_QUARANTINED":        6,
+		"REASON_NO_FABRIC":          7,
+		"REASON_UNKNOWN_LOCATION":   8,
+		"REASON_RACK_UNREACHABLE":   9,
+		"REASON_CLAIM_REFUSED":      10,
+		"REASON_IMPORTING_IMAGE":    11,
+		"REASON_IMAGE_UNAVAILABLE":  12,
+		"REASON_SCHEDULING":         13,
+		"REASON_BOOTING":            14,
+		"REASON_WAITING_FOR_AGENT":  15,
+		"REASON_AGENT_TIMEOUT":      16,
+		"REASON_CHECKING_GPUS":      17,
+		"REASON_LOADING_MODEL":      18,
+		"REASON_ENGINE_FAILED":      19,
+		"REASON_STOP_REQUESTED":     20,
+		"REASON_DELETE_REQUESTED":   21,
+		"REASON_GUEST_SHUTDOWN":     22,
+		"REASON_VM_FAILED":          23,
+		"REASON_DEADLINE":           24,
+		"REASON_CLUSTER_REFUSED":    25,
+		"REASON_NODE_LOST":          26,
+		"REASON_DRAINED":            27,
+		"REASON_FENCED":             28,
+		"REASON_MAX_DURATION":       29,
+		"REASON_COST_LIMIT":         30,
+		"REASON_IDLE":               31,
+		"REASON_RACK_FORGOTTEN":     32,
+		"REASON_QUOTA_UNKNOWN":      33,
+		"REASON_FABRIC_COUNT":       34,
+		"REASON_FENCED_BY_OPERATOR": 35,
+		"REASON_RESTART_REQUESTED":  36,
+		"REASON_VM_REMOVED":         37,
 	}
 )
 
@@ -312,6 +322,72 @@ func (x Reason) Number() protoreflect.EnumNumber {
 // Deprecated: Use Reason.Descriptor instead.
 func (Reason) EnumDescriptor() ([]byte, []int) {
 	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{2}
+}
+
+// ConditionKind is what may stand beside a state. On the wire its name is used,
+// in lower case and without the prefix.
+type ConditionKind int32
+
+const (
+	ConditionKind_CONDITION_KIND_UNSPECIFIED     ConditionKind = 0
+	ConditionKind_CONDITION_KIND_UNREACHABLE     ConditionKind = 1
+	ConditionKind_CONDITION_KIND_DEGRADED        ConditionKind = 2
+	ConditionKind_CONDITION_KIND_CLEANUP_PENDING ConditionKind = 3
+	ConditionKind_CONDITION_KIND_DRAINING        ConditionKind = 4
+	ConditionKind_CONDITION_KIND_IDLE            ConditionKind = 5
+	ConditionKind_CONDITION_KIND_ALERT           ConditionKind = 6
+	ConditionKind_CONDITION_KIND_ABANDONED       ConditionKind = 7
+)
+
+// Enum value maps for ConditionKind.
+var (
+	ConditionKind_name = map[int32]string{
+		0: "CONDITION_KIND_UNSPECIFIED",
+		1: "CONDITION_KIND_UNREACHABLE",
+		2: "CONDITION_KIND_DEGRADED",
+		3: "CONDITION_KIND_CLEANUP_PENDING",
+		4: "CONDITION_KIND_DRAINING",
+		5: "CONDITION_KIND_IDLE",
+		6: "CONDITION_KIND_ALERT",
+		7: "CONDITION_KIND_ABANDONED",
+	}
+	ConditionKind_value = map[string]int32{
+		"CONDITION_KIND_UNSPECIFIED":     0,
+		"CONDITION_KIND_UNREACHABLE":     1,
+		"CONDITION_KIND_DEGRADED":        2,
+		"CONDITION_KIND_CLEANUP_PENDING": 3,
+		"CONDITION_KIND_DRAINING":        4,
+		"CONDITION_KIND_IDLE":            5,
+		"CONDITION_KIND_ALERT":           6,
+		"CONDITION_KIND_ABANDONED":       7,
+	}
+)
+
+func (x ConditionKind) Enum() *ConditionKind {
+	p := new(ConditionKind)
+	*p = x
+	return p
+}
+
+func (x ConditionKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ConditionKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_cosmicac_ork_v1_job_proto_enumTypes[3].Descriptor()
+}
+
+func (ConditionKind) Type() protoreflect.EnumType {
+	return &file_cosmicac_ork_v1_job_proto_enumTypes[3]
+}
+
+func (x ConditionKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ConditionKind.Descriptor instead.
+func (ConditionKind) EnumDescriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{3}
 }
 
 // Placement is how a job's replicas share the nodes.
@@ -350,11 +426,11 @@ func (x Placement) String() string {
 }
 
 func (Placement) Descriptor() protoreflect.EnumDescriptor {
-	return file_cosmicac_ork_v1_job_proto_enumTypes[3].Descriptor()
+	return file_cosmicac_ork_v1_job_proto_enumTypes[4].Descriptor()
 }
 
 func (Placement) Type() protoreflect.EnumType {
-	return &file_cosmicac_ork_v1_job_proto_enumTypes[3]
+	return &file_cosmicac_ork_v1_job_proto_enumTypes[4]
 }
 
 func (x Placement) Number() protoreflect.EnumNumber {
@@ -363,7 +439,71 @@ func (x Placement) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Placement.Descriptor instead.
 func (Placement) EnumDescriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{3}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{4}
+}
+
+// Words are what people read of a state, a reason or a condition. Documents, the
+// HTTP API's enums and the labels of the web interface are made from them.
+type Words struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One to five words.
+	Label string `protobuf:"bytes,1,opt,name=label,proto3" json:"label,omitempty"`
+	Means string `protobuf:"bytes,2,opt,name=means,proto3" json:"means,omitempty"`
+	// What moves it on, or what would have to change.
+	Remedy        string `protobuf:"bytes,3,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Words) Reset() {
+	*x = Words{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[0]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Words) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Words) ProtoMessage() {}
+
+func (x *Words) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[0]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Words.ProtoReflect.Descriptor instead.
+func (*Words) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *Words) GetLabel() string {
+	if x != nil {
+		return x.Label
+	}
+	return ""
+}
+
+func (x *Words) GetMeans() string {
+	if x != nil {
+		return x.Means
+	}
+	return ""
+}
+
+func (x *Words) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
 }
 
 // GpuRequest asks for whole GPUs of one model per replica.
@@ -378,7 +518,7 @@ type GpuRequest struct {
 
 func (x *GpuRequest) Reset() {
 	*x = GpuRequest{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[0]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[1]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -390,7 +530,7 @@ func (x *GpuRequest) String() string {
 func (*GpuRequest) ProtoMessage() {}
 
 func (x *GpuRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[0]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[1]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -403,7 +543,7 @@ func (x *GpuRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuRequest.ProtoReflect.Descriptor instead.
 func (*GpuRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{0}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{1}
 }
 
 func (x *GpuRequest) GetModel() string {
@@ -434,7 +574,7 @@ type Image struct {
 
 func (x *Image) Reset() {
 	*x = Image{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[1]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -446,7 +586,7 @@ func (x *Image) String() string {
 func (*Image) ProtoMessage() {}
 
 func (x *Image) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[1]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -459,7 +599,7 @@ func (x *Image) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Image.ProtoReflect.Descriptor instead.
 func (*Image) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{1}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Image) GetName() string {
@@ -502,7 +642,7 @@ type InferenceSpec struct {
 
 func (x *InferenceSpec) Reset() {
 	*x = InferenceSpec{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[2]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -514,7 +654,7 @@ func (x *InferenceSpec) String() string {
 func (*InferenceSpec) ProtoMessage() {}
 
 func (x *InferenceSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[2]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -527,7 +667,7 @@ func (x *InferenceSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InferenceSpec.ProtoReflect.Descriptor instead.
 func (*InferenceSpec) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{2}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *InferenceSpec) GetModel() string {
@@ -604,14 +744,21 @@ type JobSpec struct {
 	// Pack when unspecified.
 	Placement Placement `protobuf:"varint,16,opt,name=placement,proto3,enum=cosmicac.ork.v1.Placement" json:"placement,omitempty"`
 	// -100 to 100; higher goes first in the queue. Only app-node says who may.
-	Priority      int32 `protobuf:"zigzag32,17,opt,name=priority,proto3" json:"priority,omitempty"`
+	Priority int32 `protobuf:"zigzag32,17,opt,name=priority,proto3" json:"priority,omitempty"`
+	// Stop after this long without GPU use and without a shell; zero for never.
+	// GPU Container Jobs only.
+	IdleStop *durationpb.Duration `protobuf:"bytes,18,opt,name=idle_stop,json=idleStop,proto3" json:"idle_stop,omitempty"`
+	// CUDA or driver release that the image must have, as "CUDA 12.8"; recorded
+	// as it was resolved.
+	Cuda          string  `protobuf:"bytes,19,opt,name=cuda,proto3" json:"cuda,omitempty"`
+	Alerts        *Alerts `protobuf:"bytes,20,opt,name=alerts,proto3" json:"alerts,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *JobSpec) Reset() {
 	*x = JobSpec{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[3]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -623,7 +770,7 @@ func (x *JobSpec) String() string {
 func (*JobSpec) ProtoMessage() {}
 
 func (x *JobSpec) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[3]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -636,7 +783,7 @@ func (x *JobSpec) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JobSpec.ProtoReflect.Descriptor instead.
 func (*JobSpec) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{3}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *JobSpec) GetKind() JobKind {
@@ -758,6 +905,146 @@ func (x *JobSpec) GetPriority() int32 {
 	return 0
 }
 
+func (x *JobSpec) GetIdleStop() *durationpb.Duration {
+	if x != nil {
+		return x.IdleStop
+	}
+	return nil
+}
+
+func (x *JobSpec) GetCuda() string {
+	if x != nil {
+		return x.Cuda
+	}
+	return ""
+}
+
+func (x *JobSpec) GetAlerts() *Alerts {
+	if x != nil {
+		return x.Alerts
+	}
+	return nil
+}
+
+// Alerts say what is worth a condition and an event of its own. Zero is never.
+type Alerts struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The cost reached this share of the cost limit, 1 to 100.
+	CostPercent uint32 `protobuf:"varint,1,opt,name=cost_percent,json=costPercent,proto3" json:"cost_percent,omitempty"`
+	// It has waited for placement this long.
+	QueuedAfter *durationpb.Duration `protobuf:"bytes,2,opt,name=queued_after,json=queuedAfter,proto3" json:"queued_after,omitempty"`
+	// It has not been heard of for this long.
+	UnreachableAfter *durationpb.Duration `protobuf:"bytes,3,opt,name=unreachable_after,json=unreachableAfter,proto3" json:"unreachable_after,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
+}
+
+func (x *Alerts) Reset() {
+	*x = Alerts{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Alerts) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Alerts) ProtoMessage() {}
+
+func (x *Alerts) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Alerts.ProtoReflect.Descriptor instead.
+func (*Alerts) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Alerts) GetCostPercent() uint32 {
+	if x != nil {
+		return x.CostPercent
+	}
+	return 0
+}
+
+func (x *Alerts) GetQueuedAfter() *durationpb.Duration {
+	if x != nil {
+		return x.QueuedAfter
+	}
+	return nil
+}
+
+func (x *Alerts) GetUnreachableAfter() *durationpb.Duration {
+	if x != nil {
+		return x.UnreachableAfter
+	}
+	return nil
+}
+
+// Price is what one GPU of the job's model costs, as app-node knew it at create.
+type Price struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In hundredths of the currency.
+	CentsPerGpuHour uint64 `protobuf:"varint,1,opt,name=cents_per_gpu_hour,json=centsPerGpuHour,proto3" json:"cents_per_gpu_hour,omitempty"`
+	// As "USD"; words for people.
+	Currency      string `protobuf:"bytes,2,opt,name=currency,proto3" json:"currency,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Price) Reset() {
+	*x = Price{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Price) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Price) ProtoMessage() {}
+
+func (x *Price) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Price.ProtoReflect.Descriptor instead.
+func (*Price) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *Price) GetCentsPerGpuHour() uint64 {
+	if x != nil {
+		return x.CentsPerGpuHour
+	}
+	return 0
+}
+
+func (x *Price) GetCurrency() string {
+	if x != nil {
+		return x.Currency
+	}
+	return ""
+}
+
 // Owner is who a job belongs to, as app-node knows them.
 type Owner struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -769,7 +1056,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[4]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -781,7 +1068,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[4]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -794,7 +1081,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{4}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Owner) GetProjectId() string {
@@ -827,14 +1114,19 @@ type Job struct {
 	// Set once deletion was asked for; the record goes when nothing is left.
 	DeleteRequestedAt *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=delete_requested_at,json=deleteRequestedAt,proto3" json:"delete_requested_at,omitempty"`
 	// Grows with every change of this job.
-	Revision      uint64 `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,12,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Unset when it was not known at create.
+	Price *Price `protobuf:"bytes,13,opt,name=price,proto3" json:"price,omitempty"`
+	// What its GPUs have cost so far: by the time from claim until the cluster said
+	// that nothing is left. Zero without a price.
+	CostCents     uint64 `protobuf:"varint,14,opt,name=cost_cents,json=costCents,proto3" json:"cost_cents,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -846,7 +1138,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -859,7 +1151,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{5}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Job) GetId() string {
@@ -946,10 +1238,24 @@ func (x *Job) GetRevision() uint64 {
 	return 0
 }
 
-// Condition stands beside the state: "unreachable", "draining", "degraded",
-// "cleanup_pending".
+func (x *Job) GetPrice() *Price {
+	if x != nil {
+		return x.Price
+	}
+	return nil
+}
+
+func (x *Job) GetCostCents() uint64 {
+	if x != nil {
+		return x.CostCents
+	}
+	return 0
+}
+
+// Condition stands beside the state.
 type Condition struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A ConditionKind: "unreachable", "cleanup_pending".
 	Kind          string                 `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
 	Message       string                 `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	Since         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=since,proto3" json:"since,omitempty"`
@@ -959,7 +1265,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -971,7 +1277,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -984,7 +1290,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{6}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Condition) GetKind() string {
@@ -1023,7 +1329,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1341,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1354,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{7}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Replica) GetId() string {
@@ -1115,14 +1421,20 @@ type Attempt struct {
 	// GPUs are made up by a simulator.
 	Simulated bool `protobuf:"varint,16,opt,name=simulated,proto3" json:"simulated,omitempty"`
 	// The agent said that it is ready and has not been lost since.
-	AgentReady    bool `protobuf:"varint,17,opt,name=agent_ready,json=agentReady,proto3" json:"agent_ready,omitempty"`
+	AgentReady bool `protobuf:"varint,17,opt,name=agent_ready,json=agentReady,proto3" json:"agent_ready,omitempty"`
+	// GPUs are held from here...
+	ClaimedAt *timestamppb.Timestamp `protobuf:"bytes,18,opt,name=claimed_at,json=claimedAt,proto3" json:"claimed_at,omitempty"`
+	// ... to here.
+	GoneAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=gone_at,json=goneAt,proto3" json:"gone_at,omitempty"`
+	// An operator removed its rack by force: nobody can say whether it still runs.
+	Abandoned     bool `protobuf:"varint,20,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1446,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1459,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{8}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Attempt) GetId() string {
@@ -1269,6 +1581,27 @@ func (x *Attempt) GetAgentReady() bool {
 	return false
 }
 
+func (x *Attempt) GetClaimedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ClaimedAt
+	}
+	return nil
+}
+
+func (x *Attempt) GetGoneAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.GoneAt
+	}
+	return nil
+}
+
+func (x *Attempt) GetAbandoned() bool {
+	if x != nil {
+		return x.Abandoned
+	}
+	return false
+}
+
 // AttemptNode is one VM of an attempt.
 type AttemptNode struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
@@ -1284,7 +1617,7 @@ type AttemptNode struct {
 
 func (x *AttemptNode) Reset() {
 	*x = AttemptNode{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1296,7 +1629,7 @@ func (x *AttemptNode) String() string {
 func (*AttemptNode) ProtoMessage() {}
 
 func (x *AttemptNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1309,7 +1642,7 @@ func (x *AttemptNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptNode.ProtoReflect.Descriptor instead.
 func (*AttemptNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{9}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *AttemptNode) GetNodeName() string {
@@ -1365,7 +1698,7 @@ type GraphNode struct {
 
 func (x *GraphNode) Reset() {
 	*x = GraphNode{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1710,7 @@ func (x *GraphNode) String() string {
 func (*GraphNode) ProtoMessage() {}
 
 func (x *GraphNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1723,7 @@ func (x *GraphNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphNode.ProtoReflect.Descriptor instead.
 func (*GraphNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{10}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *GraphNode) GetKind() string {
@@ -1454,7 +1787,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1466,7 +1799,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1479,7 +1812,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{11}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -1545,11 +1878,32 @@ func (x *Event) GetActor() string {
 	return ""
 }
 
+var file_cosmicac_ork_v1_job_proto_extTypes = []protoimpl.ExtensionInfo{
+	{
+		ExtendedType:  (*descriptorpb.EnumValueOptions)(nil),
+		ExtensionType: (*Words)(nil),
+		Field:         50202,
+		Name:          "cosmicac.ork.v1.words",
+		Tag:           "bytes,50202,opt,name=words",
+		Filename:      "cosmicac/ork/v1/job.proto",
+	},
+}
+
+// Extension fields to descriptorpb.EnumValueOptions.
+var (
+	// optional cosmicac.ork.v1.Words words = 50202;
+	E_Words = &file_cosmicac_ork_v1_job_proto_extTypes[0]
+)
+
 var File_cosmicac_ork_v1_job_proto protoreflect.FileDescriptor
 
 const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\n" +
-	"\x19cosmicac/ork/v1/job.proto\x12\x0fcosmicac.ork.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"8\n" +
+	"\x19cosmicac/ork/v1/job.proto\x12\x0fcosmicac.ork.v1\x1a google/protobuf/descriptor.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"K\n" +
+	"\x05Words\x12\x14\n" +
+	"\x05label\x18\x01 \x01(\tR\x05label\x12\x14\n" +
+	"\x05means\x18\x02 \x01(\tR\x05means\x12\x16\n" +
+	"\x06remedy\x18\x03 \x01(\tR\x06remedy\"8\n" +
 	"\n" +
 	"GpuRequest\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
@@ -1565,7 +1919,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\targuments\x18\x04 \x03(\tR\targuments\x12!\n" +
 	"\fserved_names\x18\x05 \x03(\tR\vservedNames\x123\n" +
 	"\x15require_authorization\x18\x06 \x01(\bR\x14requireAuthorization\x124\n" +
-	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xa7\x06\n" +
+	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xa4\a\n" +
 	"\aJobSpec\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.cosmicac.ork.v1.JobKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1584,14 +1938,24 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\fmax_duration\x18\x0e \x01(\v2\x19.google.protobuf.DurationR\vmaxDuration\x12(\n" +
 	"\x10cost_limit_cents\x18\x0f \x01(\x04R\x0ecostLimitCents\x128\n" +
 	"\tplacement\x18\x10 \x01(\x0e2\x1a.cosmicac.ork.v1.PlacementR\tplacement\x12\x1a\n" +
-	"\bpriority\x18\x11 \x01(\x11R\bpriority\x1a>\n" +
+	"\bpriority\x18\x11 \x01(\x11R\bpriority\x126\n" +
+	"\tidle_stop\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\bidleStop\x12\x12\n" +
+	"\x04cuda\x18\x13 \x01(\tR\x04cuda\x12/\n" +
+	"\x06alerts\x18\x14 \x01(\v2\x17.cosmicac.ork.v1.AlertsR\x06alerts\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x01\n" +
+	"\x06Alerts\x12!\n" +
+	"\fcost_percent\x18\x01 \x01(\rR\vcostPercent\x12<\n" +
+	"\fqueued_after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\vqueuedAfter\x12F\n" +
+	"\x11unreachable_after\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x10unreachableAfter\"P\n" +
+	"\x05Price\x12+\n" +
+	"\x12cents_per_gpu_hour\x18\x01 \x01(\x04R\x0fcentsPerGpuHour\x12\x1a\n" +
+	"\bcurrency\x18\x02 \x01(\tR\bcurrency\"?\n" +
 	"\x05Owner\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x17\n" +
-	"\auser_id\x18\x02 \x01(\tR\x06userId\"\xba\x04\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\"\x87\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\x04spec\x18\x02 \x01(\v2\x18.cosmicac.ork.v1.JobSpecR\x04spec\x12,\n" +
@@ -1609,7 +1973,10 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"updated_at\x18\n" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAt\x12J\n" +
 	"\x13delete_requested_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x11deleteRequestedAt\x12\x1a\n" +
-	"\brevision\x18\f \x01(\x04R\brevision\"k\n" +
+	"\brevision\x18\f \x01(\x04R\brevision\x12,\n" +
+	"\x05price\x18\r \x01(\v2\x16.cosmicac.ork.v1.PriceR\x05price\x12\x1d\n" +
+	"\n" +
+	"cost_cents\x18\x0e \x01(\x04R\tcostCents\"k\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
@@ -1620,7 +1987,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x05state\x18\x03 \x01(\x0e2\x16.cosmicac.ork.v1.StateR\x05state\x12/\n" +
 	"\x06reason\x18\x04 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x124\n" +
-	"\battempts\x18\x06 \x03(\v2\x18.cosmicac.ork.v1.AttemptR\battempts\"\x82\x05\n" +
+	"\battempts\x18\x06 \x03(\v2\x18.cosmicac.ork.v1.AttemptR\battempts\"\x90\x06\n" +
 	"\aAttempt\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12,\n" +
@@ -1643,7 +2010,11 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x04gone\x18\x0f \x01(\bR\x04gone\x12\x1c\n" +
 	"\tsimulated\x18\x10 \x01(\bR\tsimulated\x12\x1f\n" +
 	"\vagent_ready\x18\x11 \x01(\bR\n" +
-	"agentReady\"\xad\x01\n" +
+	"agentReady\x129\n" +
+	"\n" +
+	"claimed_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\x123\n" +
+	"\agone_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x06goneAt\x12\x1c\n" +
+	"\tabandoned\x18\x14 \x01(\bR\tabandoned\"\xad\x01\n" +
 	"\vAttemptNode\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
 	"\tgpu_count\x18\x02 \x01(\rR\bgpuCount\x12\x19\n" +
@@ -1672,61 +2043,133 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\aJobKind\x12\x18\n" +
 	"\x14JOB_KIND_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16JOB_KIND_GPU_CONTAINER\x10\x01\x12\x1e\n" +
-	"\x1aJOB_KIND_MANAGED_INFERENCE\x10\x02*\xe7\x01\n" +
+	"\x1aJOB_KIND_MANAGED_INFERENCE\x10\x02*\xc0\t\n" +
 	"\x05State\x12\x15\n" +
-	"\x11STATE_UNSPECIFIED\x10\x00\x12\x10\n" +
-	"\fSTATE_QUEUED\x10\x01\x12\x13\n" +
-	"\x0fSTATE_RESERVING\x10\x02\x12\x16\n" +
-	"\x12STATE_PROVISIONING\x10\x03\x12\x12\n" +
-	"\x0eSTATE_STARTING\x10\x04\x12\x11\n" +
-	"\rSTATE_RUNNING\x10\x05\x12\x12\n" +
-	"\x0eSTATE_STOPPING\x10\x06\x12\x11\n" +
-	"\rSTATE_STOPPED\x10\a\x12\x13\n" +
-	"\x0fSTATE_SUCCEEDED\x10\b\x12\x10\n" +
-	"\fSTATE_FAILED\x10\t\x12\x13\n" +
+	"\x11STATE_UNSPECIFIED\x10\x00\x12a\n" +
+	"\fSTATE_QUEUED\x10\x01\x1aO\xd2\xc1\x18K\n" +
+	"\x06queued\x12.no plan yet; the reason says for what it waits\x1a\x11a plan, or a stop\x12\x94\x01\n" +
+	"\x0fSTATE_RESERVING\x10\x02\x1a\x7f\xd2\xc1\x18{\n" +
+	"\treserving\x129a plan was made; the rack's worker has not claimed it yet\x1a3the worker's claim, or its refusal (back to queued)\x12\x89\x01\n" +
+	"\x12STATE_PROVISIONING\x10\x03\x1aq\xd2\xc1\x18m\n" +
+	"\fprovisioning\x12;claimed: disk, scheduling, boot, then waiting for the agent\x1a the agent redeems its join token\x12k\n" +
+	"\x0eSTATE_STARTING\x10\x04\x1aW\xd2\xc1\x18S\n" +
+	"\bstarting\x121the agent said hello; checks, or the engine loads\x1a\x14the agent says ready\x12c\n" +
+	"\rSTATE_RUNNING\x10\x05\x1aP\xd2\xc1\x18L\n" +
+	"\arunning\x12.ready once; agent_ready says whether it is now\x1a\x11an end, or a stop\x12j\n" +
+	"\x0eSTATE_STOPPING\x10\x06\x1aV\xd2\xc1\x18R\n" +
+	"\bstopping\x12%asked to end; its GPUs are still held\x1a\x1fthe cluster holds nothing of it\x12w\n" +
+	"\rSTATE_STOPPED\x10\a\x1ad\xd2\xc1\x18`\n" +
+	"\astopped\x12:ended as asked; its root disk stays, its GPUs are given up\x1a\x19start makes a new attempt\x12O\n" +
+	"\x0fSTATE_SUCCEEDED\x10\b\x1a:\xd2\xc1\x186\n" +
+	"\tsucceeded\x12\"the guest shut itself down cleanly\x1a\x05start\x12\xab\x01\n" +
+	"\fSTATE_FAILED\x10\t\x1a\x98\x01\xd2\xc1\x18\x93\x01\n" +
+	"\x06failed\x12\x13the reason says why\x1atstart; what failed to start on a node, and inference replicas, are tried again by themselves with pauses and a bound\x12d\n" +
 	"\x0fSTATE_CANCELLED\x10\n" +
-	"*\xe1\x06\n" +
+	"\x1aO\xd2\xc1\x18K\n" +
+	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\xbc(\n" +
 	"\x06Reason\x12\x16\n" +
-	"\x12REASON_UNSPECIFIED\x10\x00\x12\x18\n" +
-	"\x14REASON_UNKNOWN_MODEL\x10\x01\x12\x15\n" +
-	"\x11REASON_NEVER_FITS\x10\x02\x12\x0f\n" +
-	"\vREASON_BUSY\x10\x03\x12\x15\n" +
-	"\x11REASON_OVER_QUOTA\x10\x04\x12\x13\n" +
-	"\x0fREASON_CORDONED\x10\x05\x12\x16\n" +
-	"\x12REASON_QUARANTINED\x10\x06\x12\x14\n" +
-	"\x10REASON_NO_FABRIC\x10\a\x12\x1b\n" +
-	"\x17REASON_UNKNOWN_LOCATION\x10\b\x12\x1b\n" +
-	"\x17REASON_RACK_UNREACHABLE\x10\t\x12\x18\n" +
+	"\x12REASON_UNSPECIFIED\x10\x00\x12\x9c\x01\n" +
+	"\x14REASON_UNKNOWN_MODEL\x10\x01\x1a\x81\x01\xd2\xc1\x18}\n" +
+	"\x11unknown GPU model\x126no rack in this location offers this GPU model and may\x1a0another model or location, or a rack that has it\x12\x8b\x01\n" +
+	"\x11REASON_NEVER_FITS\x10\x02\x1at\xd2\xc1\x18p\n" +
+	"\n" +
+	"never fits\x123no node could ever hold it, judged by nodes' totals\x1a-fewer GPUs, cores or memory, or a larger node\x12z\n" +
+	"\vREASON_BUSY\x10\x03\x1ai\xd2\xc1\x18e\n" +
+	"\x04busy\x129it fits, but not now; the message says what is free where\x1a\"nothing: it starts when others end\x12\x83\x01\n" +
+	"\x11REASON_OVER_QUOTA\x10\x04\x1al\xd2\xc1\x18h\n" +
+	"\n" +
+	"over quota\x12(the project holds as many GPUs as it may\x1a0end other jobs of the project, or a higher quota\x12x\n" +
+	"\x0fREASON_CORDONED\x10\x05\x1ac\xd2\xc1\x18_\n" +
+	"\bcordoned\x127an operator has closed the rack or the node to new work\x1a\x1aan operator opens it again\x12\xb4\x01\n" +
+	"\x12REASON_QUARANTINED\x10\x06\x1a\x9b\x01\xd2\xc1\x18\x96\x01\n" +
+	"\vquarantined\x127work failed to start again and again where it would fit\x1aNan operator looks at the evidence and lifts it: cosmicac racks quarantine list\x12\xb4\x01\n" +
+	"\x10REASON_NO_FABRIC\x10\a\x1a\x9d\x01\xd2\xc1\x18\x98\x01\n" +
+	"\tno fabric\x12Va replica over several nodes needs InfiniBand or the overlay, and the rack has neither\x1a3fewer GPUs than a node has, or a rack with a fabric\x12s\n" +
+	"\x17REASON_UNKNOWN_LOCATION\x10\b\x1aV\xd2\xc1\x18R\n" +
+	"\x10unknown location\x12\x1bno rack is in this location\x1a!another location, or a rack there\x12\x91\x01\n" +
+	"\x17REASON_RACK_UNREACHABLE\x10\t\x1at\xd2\xc1\x18p\n" +
+	"\x10rack unreachable\x12Bthe rack's worker cannot be reached; nothing is assumed of the job\x1a\x18the worker reports again\x12\x95\x01\n" +
 	"\x14REASON_CLAIM_REFUSED\x10\n" +
-	"\x12\x1a\n" +
-	"\x16REASON_IMPORTING_IMAGE\x10\v\x12\x1c\n" +
-	"\x18REASON_IMAGE_UNAVAILABLE\x10\f\x12\x15\n" +
-	"\x11REASON_SCHEDULING\x10\r\x12\x12\n" +
-	"\x0eREASON_BOOTING\x10\x0e\x12\x1c\n" +
-	"\x18REASON_WAITING_FOR_AGENT\x10\x0f\x12\x18\n" +
-	"\x14REASON_AGENT_TIMEOUT\x10\x10\x12\x18\n" +
-	"\x14REASON_CHECKING_GPUS\x10\x11\x12\x18\n" +
-	"\x14REASON_LOADING_MODEL\x10\x12\x12\x18\n" +
-	"\x14REASON_ENGINE_FAILED\x10\x13\x12\x19\n" +
-	"\x15REASON_STOP_REQUESTED\x10\x14\x12\x1b\n" +
-	"\x17REASON_DELETE_REQUESTED\x10\x15\x12\x19\n" +
-	"\x15REASON_GUEST_SHUTDOWN\x10\x16\x12\x14\n" +
-	"\x10REASON_VM_FAILED\x10\x17\x12\x13\n" +
-	"\x0fREASON_DEADLINE\x10\x18\x12\x1a\n" +
-	"\x16REASON_CLUSTER_REFUSED\x10\x19\x12\x14\n" +
-	"\x10REASON_NODE_LOST\x10\x1a\x12\x12\n" +
-	"\x0eREASON_DRAINED\x10\x1b\x12\x11\n" +
-	"\rREASON_FENCED\x10\x1c\x12\x17\n" +
-	"\x13REASON_MAX_DURATION\x10\x1d\x12\x15\n" +
-	"\x11REASON_COST_LIMIT\x10\x1e\x12\x0f\n" +
-	"\vREASON_IDLE\x10\x1f\x12\x19\n" +
-	"\x15REASON_RACK_FORGOTTEN\x10 \x12\x18\n" +
-	"\x14REASON_QUOTA_UNKNOWN\x10!\x12\x17\n" +
-	"\x13REASON_FABRIC_COUNT\x10\"*P\n" +
+	"\x1a{\xd2\xc1\x18w\n" +
+	"\rclaim refused\x129the worker refused the plan; its words are in the message\x1a+nothing: another plan is made after a pause\x12\x82\x01\n" +
+	"\x16REASON_IMPORTING_IMAGE\x10\v\x1af\xd2\xc1\x18b\n" +
+	"\x13importing the image\x12,the root disk is being filled from the image\x1a\x1dnothing: it goes on by itself\x12\xb4\x01\n" +
+	"\x18REASON_IMAGE_UNAVAILABLE\x10\f\x1a\x95\x01\xd2\xc1\x18\x90\x01\n" +
+	"\x11image unavailable\x12Kthe image cannot be pulled or used; the registry's words are in the message\x1a.another image, or credentials for the registry\x12q\n" +
+	"\x11REASON_SCHEDULING\x10\r\x1aZ\xd2\xc1\x18V\n" +
+	"\n" +
+	"scheduling\x12)the cluster looks for the place of the VM\x1a\x1dnothing: it goes on by itself\x12Y\n" +
+	"\x0eREASON_BOOTING\x10\x0e\x1aE\xd2\xc1\x18A\n" +
+	"\abooting\x12\x17the VM is being started\x1a\x1dnothing: it goes on by itself\x12\x89\x01\n" +
+	"\x18REASON_WAITING_FOR_AGENT\x10\x0f\x1ak\xd2\xc1\x18g\n" +
+	"\x15waiting for the agent\x12/the VM runs; the agent in it has not called yet\x1a\x1dnothing: it goes on by itself\x12\xb0\x01\n" +
+	"\x14REASON_AGENT_TIMEOUT\x10\x10\x1a\x95\x01\xd2\xc1\x18\x90\x01\n" +
+	"\ragent timeout\x12@the VM ran and its agent did not call, or was not ready, in time\x1a=an image with cloud-init, or a way from the VM to the network\x12{\n" +
+	"\x14REASON_CHECKING_GPUS\x10\x11\x1aa\xd2\xc1\x18]\n" +
+	"\rchecking GPUs\x12-the agent waits for its GPUs and their driver\x1a\x1dnothing: it goes on by itself\x12z\n" +
+	"\x14REASON_LOADING_MODEL\x10\x12\x1a`\xd2\xc1\x18\\\n" +
+	"\x11loading the model\x12(the engine downloads and loads the model\x1a\x1dnothing: it goes on by itself\x12\xbc\x01\n" +
+	"\x14REASON_ENGINE_FAILED\x10\x13\x1a\xa1\x01\xd2\xc1\x18\x9c\x01\n" +
+	"\rengine failed\x12Ithe engine or the agent said that it failed; its words are in the message\x1a@other engine arguments, or another model; see cosmicac jobs logs\x12Y\n" +
+	"\x15REASON_STOP_REQUESTED\x10\x14\x1a>\xd2\xc1\x18:\n" +
+	"\x0estop requested\x12\x18somebody stopped the job\x1a\x0estart it again\x12V\n" +
+	"\x17REASON_DELETE_REQUESTED\x10\x15\x1a9\xd2\xc1\x185\n" +
+	"\x10delete requested\x12\x18somebody deleted the job\x1a\anothing\x12Y\n" +
+	"\x15REASON_GUEST_SHUTDOWN\x10\x16\x1a>\xd2\xc1\x18:\n" +
+	"\x0fguest shut down\x12\x17the VM shut itself down\x1a\x0estart it again\x12\xaf\x01\n" +
+	"\x10REASON_VM_FAILED\x10\x17\x1a\x98\x01\xd2\xc1\x18\x93\x01\n" +
+	"\tVM failed\x12Wthe VM ended by itself, or could not be started; the cluster's words are in the message\x1a-start it again; an operator looks at the node\x12\x8e\x01\n" +
+	"\x0fREASON_DEADLINE\x10\x18\x1ay\xd2\xc1\x18u\n" +
+	"\x0fdeadline passed\x12;a step in the cluster took too long; the message says which\x1a%an operator looks at the object named\x12\xa8\x01\n" +
+	"\x16REASON_CLUSTER_REFUSED\x10\x19\x1a\x8b\x01\xd2\xc1\x18\x86\x01\n" +
+	"\x0fcluster refused\x121the cluster itself refuses the objects of the job\x1a@an operator corrects what the message names: cosmicac rack check\x12j\n" +
+	"\x10REASON_NODE_LOST\x10\x1a\x1aT\xd2\xc1\x18P\n" +
+	"\tnode lost\x123the cluster says that the VM was lost with its node\x1a\x0estart it again\x12\x87\x01\n" +
+	"\x0eREASON_DRAINED\x10\x1b\x1as\xd2\xc1\x18o\n" +
+	"\adrained\x12>its node or its rack was drained and the time for that is over\x1a$start it again once the rack is open\x12\x95\x01\n" +
+	"\rREASON_FENCED\x10\x1c\x1a\x81\x01\xd2\xc1\x18}\n" +
+	"\x06fenced\x12Da second key redeemed the join token; neither of the two is believed\x1a-delete the job and look for who read its seed\x12p\n" +
+	"\x13REASON_MAX_DURATION\x10\x1d\x1aW\xd2\xc1\x18S\n" +
+	"\x10maximum duration\x12\x1cit ran for as long as it may\x1a!start it again, for as long again\x12s\n" +
+	"\x11REASON_COST_LIMIT\x10\x1e\x1a\\\xd2\xc1\x18X\n" +
+	"\n" +
+	"cost limit\x12&its GPUs have cost as much as they may\x1a\"a new job with a higher cost limit\x12Z\n" +
+	"\vREASON_IDLE\x10\x1f\x1aI\xd2\xc1\x18E\n" +
+	"\x04idle\x12-no GPU use and no shell for as long as it may\x1a\x0estart it again\x12\x96\x01\n" +
+	"\x15REASON_RACK_FORGOTTEN\x10 \x1a{\xd2\xc1\x18w\n" +
+	"\x0erack forgotten\x12@the rack that holds its root disk, or held its GPUs, was removed\x1a#the rack comes back, or another job\x12\x96\x01\n" +
+	"\x14REASON_QUOTA_UNKNOWN\x10!\x1a|\xd2\xc1\x18x\n" +
+	"\rquota unknown\x12Dthe orchestrator was not told the project's quota, or cannot read it\x1a!app-node reaches the orchestrator\x12\xbf\x01\n" +
+	"\x13REASON_FABRIC_COUNT\x10\"\x1a\xa5\x01\xd2\xc1\x18\xa0\x01\n" +
+	"\x16GPU count of the board\x12Ian NVSwitch board gives a VM one GPU or all; no rack knows its partitions\x1a;1 GPU, all of a board, or a rack whose board counts are set\x12\xba\x01\n" +
+	"\x19REASON_FENCED_BY_OPERATOR\x10#\x1a\x9a\x01\xd2\xc1\x18\x95\x01\n" +
+	"\x15fenced by an operator\x12Pan operator gave up an attempt on a silent node and said that it may be replaced\x1a*nothing: a new attempt is placed elsewhere\x12q\n" +
+	"\x18REASON_RESTART_REQUESTED\x10$\x1aS\xd2\xc1\x18O\n" +
+	"\x11restart requested\x12\x1asomebody restarted the job\x1a\x1enothing: a new attempt follows\x12p\n" +
+	"\x11REASON_VM_REMOVED\x10%\x1aY\xd2\xc1\x18U\n" +
+	"\n" +
+	"VM removed\x127somebody else removed or replaced its VM in the cluster\x1a\x0estart it again*\xf1\b\n" +
+	"\rConditionKind\x12\x1e\n" +
+	"\x1aCONDITION_KIND_UNSPECIFIED\x10\x00\x12\xbf\x01\n" +
+	"\x1aCONDITION_KIND_UNREACHABLE\x10\x01\x1a\x9e\x01\xd2\xc1\x18\x99\x01\n" +
+	"\vunreachable\x12=its worker, node or agent is not heard of; nothing is assumed\x1aKwait; only an operator who knows that the node is off may fence the attempt\x12\x97\x01\n" +
+	"\x17CONDITION_KIND_DEGRADED\x10\x02\x1az\xd2\xc1\x18v\n" +
+	"\bdegraded\x12&fewer replicas run than were asked for\x1aBnothing: the others are on their way, or their reasons say why not\x12\xb3\x01\n" +
+	"\x1eCONDITION_KIND_CLEANUP_PENDING\x10\x03\x1a\x8e\x01\xd2\xc1\x18\x89\x01\n" +
+	"\vcleaning up\x123the cluster still holds something of what has ended\x1aElook at the object named; a finalizer or a lost node usually holds it\x12\x90\x01\n" +
+	"\x17CONDITION_KIND_DRAINING\x10\x04\x1as\xd2\xc1\x18o\n" +
+	"\bdraining\x12=its node or rack is being drained, or it finishes what it has\x1a$save your work before the time given\x12{\n" +
+	"\x13CONDITION_KIND_IDLE\x10\x05\x1ab\xd2\xc1\x18^\n" +
+	"\x04idle\x128no GPU use and no shell; it is stopped at the time given\x1a\x1cuse it, or let it be stopped\x12r\n" +
+	"\x14CONDITION_KIND_ALERT\x10\x06\x1aX\xd2\xc1\x18T\n" +
+	"\x05alert\x124something the job was told to watch has come to pass\x1a\x15the message says what\x12\xa9\x01\n" +
+	"\x18CONDITION_KIND_ABANDONED\x10\a\x1a\x8a\x01\xd2\xc1\x18\x85\x01\n" +
+	"\tabandoned\x12=an operator removed its rack by force; it may still run there\x1a9an operator brings the rack back and adopts or deletes it*P\n" +
 	"\tPlacement\x12\x19\n" +
 	"\x15PLACEMENT_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePLACEMENT_PACK\x10\x01\x12\x14\n" +
-	"\x10PLACEMENT_SPREAD\x10\x02B>Z<github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1;orkv1b\x06proto3"
+	"\x10PLACEMENT_SPREAD\x10\x02:Q\n" +
+	"\x05words\x12!.google.protobuf.EnumValueOptions\x18\x9a\x88\x03 \x01(\v2\x16.cosmicac.ork.v1.WordsR\x05wordsB>Z<github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1;orkv1b\x06proto3"
 
 var (
 	file_cosmicac_ork_v1_job_proto_rawDescOnce sync.Once
@@ -1740,67 +2183,81 @@ func file_cosmicac_ork_v1_job_proto_rawDescGZIP() []byte {
 	return file_cosmicac_ork_v1_job_proto_rawDescData
 }
 
-var file_cosmicac_ork_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_cosmicac_ork_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
+var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_cosmicac_ork_v1_job_proto_goTypes = []any{
-	(JobKind)(0),                  // 0: cosmicac.ork.v1.JobKind
-	(State)(0),                    // 1: cosmicac.ork.v1.State
-	(Reason)(0),                   // 2: cosmicac.ork.v1.Reason
-	(Placement)(0),                // 3: cosmicac.ork.v1.Placement
-	(*GpuRequest)(nil),            // 4: cosmicac.ork.v1.GpuRequest
-	(*Image)(nil),                 // 5: cosmicac.ork.v1.Image
-	(*InferenceSpec)(nil),         // 6: cosmicac.ork.v1.InferenceSpec
-	(*JobSpec)(nil),               // 7: cosmicac.ork.v1.JobSpec
-	(*Owner)(nil),                 // 8: cosmicac.ork.v1.Owner
-	(*Job)(nil),                   // 9: cosmicac.ork.v1.Job
-	(*Condition)(nil),             // 10: cosmicac.ork.v1.Condition
-	(*Replica)(nil),               // 11: cosmicac.ork.v1.Replica
-	(*Attempt)(nil),               // 12: cosmicac.ork.v1.Attempt
-	(*AttemptNode)(nil),           // 13: cosmicac.ork.v1.AttemptNode
-	(*GraphNode)(nil),             // 14: cosmicac.ork.v1.GraphNode
-	(*Event)(nil),                 // 15: cosmicac.ork.v1.Event
-	nil,                           // 16: cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(JobKind)(0),                          // 0: cosmicac.ork.v1.JobKind
+	(State)(0),                            // 1: cosmicac.ork.v1.State
+	(Reason)(0),                           // 2: cosmicac.ork.v1.Reason
+	(ConditionKind)(0),                    // 3: cosmicac.ork.v1.ConditionKind
+	(Placement)(0),                        // 4: cosmicac.ork.v1.Placement
+	(*Words)(nil),                         // 5: cosmicac.ork.v1.Words
+	(*GpuRequest)(nil),                    // 6: cosmicac.ork.v1.GpuRequest
+	(*Image)(nil),                         // 7: cosmicac.ork.v1.Image
+	(*InferenceSpec)(nil),                 // 8: cosmicac.ork.v1.InferenceSpec
+	(*JobSpec)(nil),                       // 9: cosmicac.ork.v1.JobSpec
+	(*Alerts)(nil),                        // 10: cosmicac.ork.v1.Alerts
+	(*Price)(nil),                         // 11: cosmicac.ork.v1.Price
+	(*Owner)(nil),                         // 12: cosmicac.ork.v1.Owner
+	(*Job)(nil),                           // 13: cosmicac.ork.v1.Job
+	(*Condition)(nil),                     // 14: cosmicac.ork.v1.Condition
+	(*Replica)(nil),                       // 15: cosmicac.ork.v1.Replica
+	(*Attempt)(nil),                       // 16: cosmicac.ork.v1.Attempt
+	(*AttemptNode)(nil),                   // 17: cosmicac.ork.v1.AttemptNode
+	(*GraphNode)(nil),                     // 18: cosmicac.ork.v1.GraphNode
+	(*Event)(nil),                         // 19: cosmicac.ork.v1.Event
+	nil,                                   // 20: cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	(*durationpb.Duration)(nil),           // 21: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),         // 22: google.protobuf.Timestamp
+	(*descriptorpb.EnumValueOptions)(nil), // 23: google.protobuf.EnumValueOptions
 }
 var file_cosmicac_ork_v1_job_proto_depIdxs = []int32{
 	0,  // 0: cosmicac.ork.v1.JobSpec.kind:type_name -> cosmicac.ork.v1.JobKind
-	4,  // 1: cosmicac.ork.v1.JobSpec.gpu:type_name -> cosmicac.ork.v1.GpuRequest
-	5,  // 2: cosmicac.ork.v1.JobSpec.image:type_name -> cosmicac.ork.v1.Image
-	6,  // 3: cosmicac.ork.v1.JobSpec.inference:type_name -> cosmicac.ork.v1.InferenceSpec
-	16, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	17, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
-	3,  // 6: cosmicac.ork.v1.JobSpec.placement:type_name -> cosmicac.ork.v1.Placement
-	7,  // 7: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
-	8,  // 8: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
-	1,  // 9: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
-	2,  // 10: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
-	10, // 11: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
-	11, // 12: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
-	18, // 13: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
-	18, // 14: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
-	18, // 15: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
-	18, // 16: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 17: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
-	2,  // 18: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
-	12, // 19: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
-	1,  // 20: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
-	2,  // 21: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
-	13, // 22: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	18, // 23: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
-	18, // 24: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
-	18, // 25: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
-	14, // 26: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
-	18, // 27: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
-	18, // 28: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
-	18, // 29: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
-	1,  // 30: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
-	2,  // 31: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
-	32, // [32:32] is the sub-list for method output_type
-	32, // [32:32] is the sub-list for method input_type
-	32, // [32:32] is the sub-list for extension type_name
-	32, // [32:32] is the sub-list for extension extendee
-	0,  // [0:32] is the sub-list for field type_name
+	6,  // 1: cosmicac.ork.v1.JobSpec.gpu:type_name -> cosmicac.ork.v1.GpuRequest
+	7,  // 2: cosmicac.ork.v1.JobSpec.image:type_name -> cosmicac.ork.v1.Image
+	8,  // 3: cosmicac.ork.v1.JobSpec.inference:type_name -> cosmicac.ork.v1.InferenceSpec
+	20, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	21, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
+	4,  // 6: cosmicac.ork.v1.JobSpec.placement:type_name -> cosmicac.ork.v1.Placement
+	21, // 7: cosmicac.ork.v1.JobSpec.idle_stop:type_name -> google.protobuf.Duration
+	10, // 8: cosmicac.ork.v1.JobSpec.alerts:type_name -> cosmicac.ork.v1.Alerts
+	21, // 9: cosmicac.ork.v1.Alerts.queued_after:type_name -> google.protobuf.Duration
+	21, // 10: cosmicac.ork.v1.Alerts.unreachable_after:type_name -> google.protobuf.Duration
+	9,  // 11: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
+	12, // 12: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
+	1,  // 13: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
+	2,  // 14: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
+	14, // 15: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
+	15, // 16: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
+	22, // 17: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
+	22, // 18: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
+	22, // 19: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
+	11, // 20: cosmicac.ork.v1.Job.price:type_name -> cosmicac.ork.v1.Price
+	22, // 21: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 22: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
+	2,  // 23: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
+	16, // 24: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
+	1,  // 25: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
+	2,  // 26: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
+	17, // 27: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	22, // 28: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
+	22, // 29: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
+	22, // 30: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
+	22, // 31: cosmicac.ork.v1.Attempt.claimed_at:type_name -> google.protobuf.Timestamp
+	22, // 32: cosmicac.ork.v1.Attempt.gone_at:type_name -> google.protobuf.Timestamp
+	18, // 33: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
+	22, // 34: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
+	22, // 35: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
+	22, // 36: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
+	1,  // 37: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
+	2,  // 38: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
+	23, // 39: cosmicac.ork.v1.words:extendee -> google.protobuf.EnumValueOptions
+	5,  // 40: cosmicac.ork.v1.words:type_name -> cosmicac.ork.v1.Words
+	41, // [41:41] is the sub-list for method output_type
+	41, // [41:41] is the sub-list for method input_type
+	40, // [40:41] is the sub-list for extension type_name
+	39, // [39:40] is the sub-list for extension extendee
+	0,  // [0:39] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_job_proto_init() }
@@ -1813,15 +2270,16 @@ func file_cosmicac_ork_v1_job_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_job_proto_rawDesc), len(file_cosmicac_ork_v1_job_proto_rawDesc)),
-			NumEnums:      4,
-			NumMessages:   13,
-			NumExtensions: 0,
+			NumEnums:      5,
+			NumMessages:   16,
+			NumExtensions: 1,
 			NumServices:   0,
 		},
 		GoTypes:           file_cosmicac_ork_v1_job_proto_goTypes,
 		DependencyIndexes: file_cosmicac_ork_v1_job_proto_depIdxs,
 		EnumInfos:         file_cosmicac_ork_v1_job_proto_enumTypes,
 		MessageInfos:      file_cosmicac_ork_v1_job_proto_msgTypes,
+		ExtensionInfos:    file_cosmicac_ork_v1_job_proto_extTypes,
 	}.Build()
 	File_cosmicac_ork_v1_job_proto = out.File
 	file_cosmicac_ork_v1_job_proto_goTypes = nil

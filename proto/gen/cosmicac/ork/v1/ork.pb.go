@@ -25,6 +25,55 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+type AbandonedAction int32
+
+const (
+	AbandonedAction_ABANDONED_ACTION_UNSPECIFIED AbandonedAction = 0
+	AbandonedAction_ABANDONED_ACTION_ADOPT       AbandonedAction = 1
+	AbandonedAction_ABANDONED_ACTION_DELETE      AbandonedAction = 2
+)
+
+// Enum value maps for AbandonedAction.
+var (
+	AbandonedAction_name = map[int32]string{
+		0: "ABANDONED_ACTION_UNSPECIFIED",
+		1: "ABANDONED_ACTION_ADOPT",
+		2: "ABANDONED_ACTION_DELETE",
+	}
+	AbandonedAction_value = map[string]int32{
+		"ABANDONED_ACTION_UNSPECIFIED": 0,
+		"ABANDONED_ACTION_ADOPT":       1,
+		"ABANDONED_ACTION_DELETE":      2,
+	}
+)
+
+func (x AbandonedAction) Enum() *AbandonedAction {
+	p := new(AbandonedAction)
+	*p = x
+	return p
+}
+
+func (x AbandonedAction) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (AbandonedAction) Descriptor() protoreflect.EnumDescriptor {
+	return file_cosmicac_ork_v1_ork_proto_enumTypes[0].Descriptor()
+}
+
+func (AbandonedAction) Type() protoreflect.EnumType {
+	return &file_cosmicac_ork_v1_ork_proto_enumTypes[0]
+}
+
+func (x AbandonedAction) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use AbandonedAction.Descriptor instead.
+func (AbandonedAction) EnumDescriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{0}
+}
+
 type CreateJobRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Spec  *JobSpec               `protobuf:"bytes,1,opt,name=spec,proto3" json:"spec,omitempty"`
@@ -34,7 +83,9 @@ type CreateJobRequest struct {
 	// Plan only: nothing is recorded.
 	DryRun bool `protobuf:"varint,4,opt,name=dry_run,json=dryRun,proto3" json:"dry_run,omitempty"`
 	// The project's quota as the caller holds it; kept if it is the newest.
-	Quota         *ProjectQuota `protobuf:"bytes,5,opt,name=quota,proto3" json:"quota,omitempty"`
+	Quota *ProjectQuota `protobuf:"bytes,5,opt,name=quota,proto3" json:"quota,omitempty"`
+	// What a GPU of the job's model costs; unset when nobody knows.
+	Price         *Price `protobuf:"bytes,6,opt,name=price,proto3" json:"price,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -100,6 +151,13 @@ func (x *CreateJobRequest) GetDryRun() bool {
 func (x *CreateJobRequest) GetQuota() *ProjectQuota {
 	if x != nil {
 		return x.Quota
+	}
+	return nil
+}
+
+func (x *CreateJobRequest) GetPrice() *Price {
+	if x != nil {
+		return x.Price
 	}
 	return nil
 }
@@ -1070,6 +1128,207 @@ func (x *DeleteJobResponse) GetJob() *Job {
 	return nil
 }
 
+type RestartJobRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Actor         string                 `protobuf:"bytes,2,opt,name=actor,proto3" json:"actor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartJobRequest) Reset() {
+	*x = RestartJobRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartJobRequest) ProtoMessage() {}
+
+func (x *RestartJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartJobRequest.ProtoReflect.Descriptor instead.
+func (*RestartJobRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *RestartJobRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *RestartJobRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+type RestartJobResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RestartJobResponse) Reset() {
+	*x = RestartJobResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RestartJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RestartJobResponse) ProtoMessage() {}
+
+func (x *RestartJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RestartJobResponse.ProtoReflect.Descriptor instead.
+func (*RestartJobResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *RestartJobResponse) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+type FenceAttemptRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	AttemptId string                 `protobuf:"bytes,1,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
+	// The same id again.
+	Confirm       string `protobuf:"bytes,2,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	Actor         string `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceAttemptRequest) Reset() {
+	*x = FenceAttemptRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceAttemptRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceAttemptRequest) ProtoMessage() {}
+
+func (x *FenceAttemptRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceAttemptRequest.ProtoReflect.Descriptor instead.
+func (*FenceAttemptRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *FenceAttemptRequest) GetAttemptId() string {
+	if x != nil {
+		return x.AttemptId
+	}
+	return ""
+}
+
+func (x *FenceAttemptRequest) GetConfirm() string {
+	if x != nil {
+		return x.Confirm
+	}
+	return ""
+}
+
+func (x *FenceAttemptRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+type FenceAttemptResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Job           *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *FenceAttemptResponse) Reset() {
+	*x = FenceAttemptResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *FenceAttemptResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*FenceAttemptResponse) ProtoMessage() {}
+
+func (x *FenceAttemptResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use FenceAttemptResponse.ProtoReflect.Descriptor instead.
+func (*FenceAttemptResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *FenceAttemptResponse) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
 type ListEventsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	JobId         string                 `protobuf:"bytes,1,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
@@ -1080,7 +1339,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1092,7 +1351,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[18]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1105,7 +1364,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{18}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ListEventsRequest) GetJobId() string {
@@ -1131,7 +1390,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1143,7 +1402,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[19]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1156,7 +1415,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{19}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -1181,7 +1440,7 @@ type ProjectQuota struct {
 
 func (x *ProjectQuota) Reset() {
 	*x = ProjectQuota{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1193,7 +1452,7 @@ func (x *ProjectQuota) String() string {
 func (*ProjectQuota) ProtoMessage() {}
 
 func (x *ProjectQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1206,7 +1465,7 @@ func (x *ProjectQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectQuota.ProtoReflect.Descriptor instead.
 func (*ProjectQuota) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{20}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ProjectQuota) GetProjectId() string {
@@ -1247,7 +1506,7 @@ type PutQuotasRequest struct {
 
 func (x *PutQuotasRequest) Reset() {
 	*x = PutQuotasRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1259,7 +1518,7 @@ func (x *PutQuotasRequest) String() string {
 func (*PutQuotasRequest) ProtoMessage() {}
 
 func (x *PutQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1272,7 +1531,7 @@ func (x *PutQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutQuotasRequest.ProtoReflect.Descriptor instead.
 func (*PutQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{21}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *PutQuotasRequest) GetQuotas() []*ProjectQuota {
@@ -1290,7 +1549,7 @@ type PutQuotasResponse struct {
 
 func (x *PutQuotasResponse) Reset() {
 	*x = PutQuotasResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1302,7 +1561,7 @@ func (x *PutQuotasResponse) String() string {
 func (*PutQuotasResponse) ProtoMessage() {}
 
 func (x *PutQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1315,7 +1574,7 @@ func (x *PutQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutQuotasResponse.ProtoReflect.Descriptor instead.
 func (*PutQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{22}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{26}
 }
 
 type GetQuotaRequest struct {
@@ -1327,7 +1586,7 @@ type GetQuotaRequest struct {
 
 func (x *GetQuotaRequest) Reset() {
 	*x = GetQuotaRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1339,7 +1598,7 @@ func (x *GetQuotaRequest) String() string {
 func (*GetQuotaRequest) ProtoMessage() {}
 
 func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1352,7 +1611,7 @@ func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*GetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{23}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GetQuotaRequest) GetProjectId() string {
@@ -1373,7 +1632,7 @@ type GetQuotaResponse struct {
 
 func (x *GetQuotaResponse) Reset() {
 	*x = GetQuotaResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1385,7 +1644,7 @@ func (x *GetQuotaResponse) String() string {
 func (*GetQuotaResponse) ProtoMessage() {}
 
 func (x *GetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1398,7 +1657,7 @@ func (x *GetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*GetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{24}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetQuotaResponse) GetQuota() *ProjectQuota {
@@ -1431,13 +1690,19 @@ type RackEntry struct {
 	// How many GPUs of one NVSwitch board a VM may take here, ascending, as its
 	// partitions are known; empty for 1 or all.
 	BoardGpuCounts []uint32 `protobuf:"varint,7,rep,packed,name=board_gpu_counts,json=boardGpuCounts,proto3" json:"board_gpu_counts,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What kind of worker it has, a word like "server-k8s-nvidia", which is meant
+	// when it is empty.
+	Type string `protobuf:"bytes,8,opt,name=type,proto3" json:"type,omitempty"`
+	// Set by DrainRack alone.
+	DrainSince    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_since,json=drainSince,proto3" json:"drain_since,omitempty"`
+	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RackEntry) Reset() {
 	*x = RackEntry{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1449,7 +1714,7 @@ func (x *RackEntry) String() string {
 func (*RackEntry) ProtoMessage() {}
 
 func (x *RackEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1462,7 +1727,7 @@ func (x *RackEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackEntry.ProtoReflect.Descriptor instead.
 func (*RackEntry) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{25}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *RackEntry) GetId() string {
@@ -1514,6 +1779,27 @@ func (x *RackEntry) GetBoardGpuCounts() []uint32 {
 	return nil
 }
 
+func (x *RackEntry) GetType() string {
+	if x != nil {
+		return x.Type
+	}
+	return ""
+}
+
+func (x *RackEntry) GetDrainSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainSince
+	}
+	return nil
+}
+
+func (x *RackEntry) GetDrainDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DrainDeadline
+	}
+	return nil
+}
+
 // Rack is an entry with its worker's report.
 type Rack struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
@@ -1531,7 +1817,7 @@ type Rack struct {
 
 func (x *Rack) Reset() {
 	*x = Rack{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1543,7 +1829,7 @@ func (x *Rack) String() string {
 func (*Rack) ProtoMessage() {}
 
 func (x *Rack) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1556,7 +1842,7 @@ func (x *Rack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rack.ProtoReflect.Descriptor instead.
 func (*Rack) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{26}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Rack) GetEntry() *RackEntry {
@@ -1627,7 +1913,7 @@ type RackNode struct {
 
 func (x *RackNode) Reset() {
 	*x = RackNode{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1639,7 +1925,7 @@ func (x *RackNode) String() string {
 func (*RackNode) ProtoMessage() {}
 
 func (x *RackNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1652,7 +1938,7 @@ func (x *RackNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackNode.ProtoReflect.Descriptor instead.
 func (*RackNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{27}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *RackNode) GetName() string {
@@ -1723,14 +2009,16 @@ type GpuCapacity struct {
 	// Why offerable is less than total minus held.
 	Message string `protobuf:"bytes,6,opt,name=message,proto3" json:"message,omitempty"`
 	// Attempts that hold some, with counts.
-	Holders       map[string]uint32 `protobuf:"bytes,7,rep,name=holders,proto3" json:"holders,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	Holders map[string]uint32 `protobuf:"bytes,7,rep,name=holders,proto3" json:"holders,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// Why these are left out of placement, if so.
+	Quarantine    string `protobuf:"bytes,8,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GpuCapacity) Reset() {
 	*x = GpuCapacity{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1742,7 +2030,7 @@ func (x *GpuCapacity) String() string {
 func (*GpuCapacity) ProtoMessage() {}
 
 func (x *GpuCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1755,7 +2043,7 @@ func (x *GpuCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuCapacity.ProtoReflect.Descriptor instead.
 func (*GpuCapacity) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{28}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GpuCapacity) GetModel() string {
@@ -1807,6 +2095,13 @@ func (x *GpuCapacity) GetHolders() map[string]uint32 {
 	return nil
 }
 
+func (x *GpuCapacity) GetQuarantine() string {
+	if x != nil {
+		return x.Quarantine
+	}
+	return ""
+}
+
 type PutRackRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Entry         *RackEntry             `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
@@ -1816,7 +2111,7 @@ type PutRackRequest struct {
 
 func (x *PutRackRequest) Reset() {
 	*x = PutRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1828,7 +2123,7 @@ func (x *PutRackRequest) String() string {
 func (*PutRackRequest) ProtoMessage() {}
 
 func (x *PutRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1841,7 +2136,7 @@ func (x *PutRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRackRequest.ProtoReflect.Descriptor instead.
 func (*PutRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{29}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PutRackRequest) GetEntry() *RackEntry {
@@ -1860,7 +2155,7 @@ type PutRackResponse struct {
 
 func (x *PutRackResponse) Reset() {
 	*x = PutRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1872,7 +2167,7 @@ func (x *PutRackResponse) String() string {
 func (*PutRackResponse) ProtoMessage() {}
 
 func (x *PutRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1885,7 +2180,7 @@ func (x *PutRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRackResponse.ProtoReflect.Descriptor instead.
 func (*PutRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{30}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PutRackResponse) GetEntry() *RackEntry {
@@ -1905,7 +2200,7 @@ type RegisterRackRequest struct {
 
 func (x *RegisterRackRequest) Reset() {
 	*x = RegisterRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1917,7 +2212,7 @@ func (x *RegisterRackRequest) String() string {
 func (*RegisterRackRequest) ProtoMessage() {}
 
 func (x *RegisterRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1930,7 +2225,7 @@ func (x *RegisterRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRackRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{31}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *RegisterRackRequest) GetRackId() string {
@@ -1956,7 +2251,7 @@ type RegisterRackResponse struct {
 
 func (x *RegisterRackResponse) Reset() {
 	*x = RegisterRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1968,7 +2263,7 @@ func (x *RegisterRackResponse) String() string {
 func (*RegisterRackResponse) ProtoMessage() {}
 
 func (x *RegisterRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1981,7 +2276,7 @@ func (x *RegisterRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRackResponse.ProtoReflect.Descriptor instead.
 func (*RegisterRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{32}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *RegisterRackResponse) GetEntry() *RackEntry {
@@ -1992,15 +2287,19 @@ func (x *RegisterRackResponse) GetEntry() *RackEntry {
 }
 
 type ListRacksRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Location      string                 `protobuf:"bytes,1,opt,name=location,proto3" json:"location,omitempty"`
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	Location string                 `protobuf:"bytes,1,opt,name=location,proto3" json:"location,omitempty"`
+	// Racks whose type begins so.
+	TypePrefix string `protobuf:"bytes,2,opt,name=type_prefix,json=typePrefix,proto3" json:"type_prefix,omitempty"`
+	// With the workers' keys; entries come without them otherwise.
+	Keys          bool `protobuf:"varint,3,opt,name=keys,proto3" json:"keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListRacksRequest) Reset() {
 	*x = ListRacksRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2012,7 +2311,7 @@ func (x *ListRacksRequest) String() string {
 func (*ListRacksRequest) ProtoMessage() {}
 
 func (x *ListRacksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2025,7 +2324,7 @@ func (x *ListRacksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRacksRequest.ProtoReflect.Descriptor instead.
 func (*ListRacksRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{33}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ListRacksRequest) GetLocation() string {
@@ -2033,6 +2332,20 @@ func (x *ListRacksRequest) GetLocation() string {
 		return x.Location
 	}
 	return ""
+}
+
+func (x *ListRacksRequest) GetTypePrefix() string {
+	if x != nil {
+		return x.TypePrefix
+	}
+	return ""
+}
+
+func (x *ListRacksRequest) GetKeys() bool {
+	if x != nil {
+		return x.Keys
+	}
+	return false
 }
 
 type ListRacksResponse struct {
@@ -2044,7 +2357,7 @@ type ListRacksResponse struct {
 
 func (x *ListRacksResponse) Reset() {
 	*x = ListRacksResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2056,7 +2369,7 @@ func (x *ListRacksResponse) String() string {
 func (*ListRacksResponse) ProtoMessage() {}
 
 func (x *ListRacksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2069,7 +2382,7 @@ func (x *ListRacksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRacksResponse.ProtoReflect.Descriptor instead.
 func (*ListRacksResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{34}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ListRacksResponse) GetRacks() []*Rack {
@@ -2089,7 +2402,7 @@ type CordonRackRequest struct {
 
 func (x *CordonRackRequest) Reset() {
 	*x = CordonRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2414,7 @@ func (x *CordonRackRequest) String() string {
 func (*CordonRackRequest) ProtoMessage() {}
 
 func (x *CordonRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2427,7 @@ func (x *CordonRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRackRequest.ProtoReflect.Descriptor instead.
 func (*CordonRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{35}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *CordonRackRequest) GetId() string {
@@ -2140,7 +2453,7 @@ type CordonRackResponse struct {
 
 func (x *CordonRackResponse) Reset() {
 	*x = CordonRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2152,7 +2465,7 @@ func (x *CordonRackResponse) String() string {
 func (*CordonRackResponse) ProtoMessage() {}
 
 func (x *CordonRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2165,7 +2478,7 @@ func (x *CordonRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRackResponse.ProtoReflect.Descriptor instead.
 func (*CordonRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *CordonRackResponse) GetEntry() *RackEntry {
@@ -2176,15 +2489,20 @@ func (x *CordonRackResponse) GetEntry() *RackEntry {
 }
 
 type ForgetRackRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Also with live attempts and kept disks: they are abandoned, not stopped.
+	Force bool `protobuf:"varint,2,opt,name=force,proto3" json:"force,omitempty"`
+	// The id again, with force.
+	Confirm       string `protobuf:"bytes,3,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	Actor         string `protobuf:"bytes,4,opt,name=actor,proto3" json:"actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ForgetRackRequest) Reset() {
 	*x = ForgetRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2196,7 +2514,7 @@ func (x *ForgetRackRequest) String() string {
 func (*ForgetRackRequest) ProtoMessage() {}
 
 func (x *ForgetRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2209,7 +2527,7 @@ func (x *ForgetRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRackRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ForgetRackRequest) GetId() string {
@@ -2219,15 +2537,38 @@ func (x *ForgetRackRequest) GetId() string {
 	return ""
 }
 
+func (x *ForgetRackRequest) GetForce() bool {
+	if x != nil {
+		return x.Force
+	}
+	return false
+}
+
+func (x *ForgetRackRequest) GetConfirm() string {
+	if x != nil {
+		return x.Confirm
+	}
+	return ""
+}
+
+func (x *ForgetRackRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
 type ForgetRackResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was abandoned; unset when nothing was.
+	Abandoned     *ForgottenRack `protobuf:"bytes,1,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ForgetRackResponse) Reset() {
 	*x = ForgetRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2239,7 +2580,7 @@ func (x *ForgetRackResponse) String() string {
 func (*ForgetRackResponse) ProtoMessage() {}
 
 func (x *ForgetRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2252,7 +2593,1021 @@ func (x *ForgetRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRackResponse.ProtoReflect.Descriptor instead.
 func (*ForgetRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
+}
+
+func (x *ForgetRackResponse) GetAbandoned() *ForgottenRack {
+	if x != nil {
+		return x.Abandoned
+	}
+	return nil
+}
+
+type DrainRackRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// From now, at most 30 days; zero stops at once.
+	Deadline      *durationpb.Duration `protobuf:"bytes,2,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	Actor         string               `protobuf:"bytes,3,opt,name=actor,proto3" json:"actor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRackRequest) Reset() {
+	*x = DrainRackRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRackRequest) ProtoMessage() {}
+
+func (x *DrainRackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRackRequest.ProtoReflect.Descriptor instead.
+func (*DrainRackRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
+}
+
+func (x *DrainRackRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *DrainRackRequest) GetDeadline() *durationpb.Duration {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *DrainRackRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+type DrainRackResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Entry *RackEntry             `protobuf:"bytes,1,opt,name=entry,proto3" json:"entry,omitempty"`
+	// Jobs that were told.
+	Jobs          uint32 `protobuf:"varint,2,opt,name=jobs,proto3" json:"jobs,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRackResponse) Reset() {
+	*x = DrainRackResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRackResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRackResponse) ProtoMessage() {}
+
+func (x *DrainRackResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRackResponse.ProtoReflect.Descriptor instead.
+func (*DrainRackResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
+}
+
+func (x *DrainRackResponse) GetEntry() *RackEntry {
+	if x != nil {
+		return x.Entry
+	}
+	return nil
+}
+
+func (x *DrainRackResponse) GetJobs() uint32 {
+	if x != nil {
+		return x.Jobs
+	}
+	return 0
+}
+
+// ForgottenRack is what stays of a rack that was removed by force.
+type ForgottenRack struct {
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	RackId      string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	Key         string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	Location    string                 `protobuf:"bytes,3,opt,name=location,proto3" json:"location,omitempty"`
+	ForgottenAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=forgotten_at,json=forgottenAt,proto3" json:"forgotten_at,omitempty"`
+	Actor       string                 `protobuf:"bytes,5,opt,name=actor,proto3" json:"actor,omitempty"`
+	Attempts    []*AbandonedAttempt    `protobuf:"bytes,6,rep,name=attempts,proto3" json:"attempts,omitempty"`
+	// Jobs whose root disks may be there.
+	DiskJobIds []string `protobuf:"bytes,7,rep,name=disk_job_ids,json=diskJobIds,proto3" json:"disk_job_ids,omitempty"`
+	// An entry has the id again.
+	Returned      bool `protobuf:"varint,8,opt,name=returned,proto3" json:"returned,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ForgottenRack) Reset() {
+	*x = ForgottenRack{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ForgottenRack) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ForgottenRack) ProtoMessage() {}
+
+func (x *ForgottenRack) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ForgottenRack.ProtoReflect.Descriptor instead.
+func (*ForgottenRack) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
+}
+
+func (x *ForgottenRack) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *ForgottenRack) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *ForgottenRack) GetLocation() string {
+	if x != nil {
+		return x.Location
+	}
+	return ""
+}
+
+func (x *ForgottenRack) GetForgottenAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ForgottenAt
+	}
+	return nil
+}
+
+func (x *ForgottenRack) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *ForgottenRack) GetAttempts() []*AbandonedAttempt {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
+func (x *ForgottenRack) GetDiskJobIds() []string {
+	if x != nil {
+		return x.DiskJobIds
+	}
+	return nil
+}
+
+func (x *ForgottenRack) GetReturned() bool {
+	if x != nil {
+		return x.Returned
+	}
+	return false
+}
+
+type AbandonedAttempt struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	AttemptId string                 `protobuf:"bytes,1,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
+	JobId     string                 `protobuf:"bytes,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	ProjectId string                 `protobuf:"bytes,3,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	JobName   string                 `protobuf:"bytes,4,opt,name=job_name,json=jobName,proto3" json:"job_name,omitempty"`
+	NodeNames []string               `protobuf:"bytes,5,rep,name=node_names,json=nodeNames,proto3" json:"node_names,omitempty"`
+	GpuCount  uint32                 `protobuf:"varint,6,opt,name=gpu_count,json=gpuCount,proto3" json:"gpu_count,omitempty"`
+	// The newest report of the returned rack lists it.
+	Present       bool `protobuf:"varint,7,opt,name=present,proto3" json:"present,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AbandonedAttempt) Reset() {
+	*x = AbandonedAttempt{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AbandonedAttempt) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AbandonedAttempt) ProtoMessage() {}
+
+func (x *AbandonedAttempt) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AbandonedAttempt.ProtoReflect.Descriptor instead.
+func (*AbandonedAttempt) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{46}
+}
+
+func (x *AbandonedAttempt) GetAttemptId() string {
+	if x != nil {
+		return x.AttemptId
+	}
+	return ""
+}
+
+func (x *AbandonedAttempt) GetJobId() string {
+	if x != nil {
+		return x.JobId
+	}
+	return ""
+}
+
+func (x *AbandonedAttempt) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *AbandonedAttempt) GetJobName() string {
+	if x != nil {
+		return x.JobName
+	}
+	return ""
+}
+
+func (x *AbandonedAttempt) GetNodeNames() []string {
+	if x != nil {
+		return x.NodeNames
+	}
+	return nil
+}
+
+func (x *AbandonedAttempt) GetGpuCount() uint32 {
+	if x != nil {
+		return x.GpuCount
+	}
+	return 0
+}
+
+func (x *AbandonedAttempt) GetPresent() bool {
+	if x != nil {
+		return x.Present
+	}
+	return false
+}
+
+type ListForgottenRacksRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListForgottenRacksRequest) Reset() {
+	*x = ListForgottenRacksRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListForgottenRacksRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListForgottenRacksRequest) ProtoMessage() {}
+
+func (x *ListForgottenRacksRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListForgottenRacksRequest.ProtoReflect.Descriptor instead.
+func (*ListForgottenRacksRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{47}
+}
+
+type ListForgottenRacksResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Racks         []*ForgottenRack       `protobuf:"bytes,1,rep,name=racks,proto3" json:"racks,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListForgottenRacksResponse) Reset() {
+	*x = ListForgottenRacksResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListForgottenRacksResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListForgottenRacksResponse) ProtoMessage() {}
+
+func (x *ListForgottenRacksResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListForgottenRacksResponse.ProtoReflect.Descriptor instead.
+func (*ListForgottenRacksResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{48}
+}
+
+func (x *ListForgottenRacksResponse) GetRacks() []*ForgottenRack {
+	if x != nil {
+		return x.Racks
+	}
+	return nil
+}
+
+type ResolveAbandonedRequest struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	RackId string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	Action AbandonedAction        `protobuf:"varint,2,opt,name=action,proto3,enum=cosmicac.ork.v1.AbandonedAction" json:"action,omitempty"`
+	// The rack's id again, to delete.
+	Confirm       string `protobuf:"bytes,3,opt,name=confirm,proto3" json:"confirm,omitempty"`
+	Actor         string `protobuf:"bytes,4,opt,name=actor,proto3" json:"actor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveAbandonedRequest) Reset() {
+	*x = ResolveAbandonedRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveAbandonedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveAbandonedRequest) ProtoMessage() {}
+
+func (x *ResolveAbandonedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveAbandonedRequest.ProtoReflect.Descriptor instead.
+func (*ResolveAbandonedRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{49}
+}
+
+func (x *ResolveAbandonedRequest) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *ResolveAbandonedRequest) GetAction() AbandonedAction {
+	if x != nil {
+		return x.Action
+	}
+	return AbandonedAction_ABANDONED_ACTION_UNSPECIFIED
+}
+
+func (x *ResolveAbandonedRequest) GetConfirm() string {
+	if x != nil {
+		return x.Confirm
+	}
+	return ""
+}
+
+func (x *ResolveAbandonedRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+type ResolveAbandonedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Attempts      uint32                 `protobuf:"varint,1,opt,name=attempts,proto3" json:"attempts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ResolveAbandonedResponse) Reset() {
+	*x = ResolveAbandonedResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ResolveAbandonedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ResolveAbandonedResponse) ProtoMessage() {}
+
+func (x *ResolveAbandonedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ResolveAbandonedResponse.ProtoReflect.Descriptor instead.
+func (*ResolveAbandonedResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{50}
+}
+
+func (x *ResolveAbandonedResponse) GetAttempts() uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return 0
+}
+
+// Quarantine leaves a node, or one GPU model of it, out of placement; or says
+// that it is suspect. A GPU's UUID is evidence: no card can be asked for by it.
+type Quarantine struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	RackId   string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	NodeName string                 `protobuf:"bytes,2,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	// Empty for the whole node.
+	GpuModel string `protobuf:"bytes,3,opt,name=gpu_model,json=gpuModel,proto3" json:"gpu_model,omitempty"`
+	// False while it is suspect only.
+	Active bool                   `protobuf:"varint,4,opt,name=active,proto3" json:"active,omitempty"`
+	Since  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
+	// A user id, or "ork".
+	Actor         string          `protobuf:"bytes,6,opt,name=actor,proto3" json:"actor,omitempty"`
+	Message       string          `protobuf:"bytes,7,opt,name=message,proto3" json:"message,omitempty"`
+	Evidence      []*StartFailure `protobuf:"bytes,8,rep,name=evidence,proto3" json:"evidence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Quarantine) Reset() {
+	*x = Quarantine{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Quarantine) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Quarantine) ProtoMessage() {}
+
+func (x *Quarantine) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
+func (*Quarantine) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *Quarantine) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *Quarantine) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *Quarantine) GetGpuModel() string {
+	if x != nil {
+		return x.GpuModel
+	}
+	return ""
+}
+
+func (x *Quarantine) GetActive() bool {
+	if x != nil {
+		return x.Active
+	}
+	return false
+}
+
+func (x *Quarantine) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
+func (x *Quarantine) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *Quarantine) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *Quarantine) GetEvidence() []*StartFailure {
+	if x != nil {
+		return x.Evidence
+	}
+	return nil
+}
+
+// StartFailure is an attempt that could not be started on a node.
+type StartFailure struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	AttemptId string                 `protobuf:"bytes,1,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
+	JobId     string                 `protobuf:"bytes,2,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	Time      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=time,proto3" json:"time,omitempty"`
+	Reason    Reason                 `protobuf:"varint,4,opt,name=reason,proto3,enum=cosmicac.ork.v1.Reason" json:"reason,omitempty"`
+	// The cluster's words.
+	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	// As the agent said, if one spoke.
+	GpuUuids      []string `protobuf:"bytes,6,rep,name=gpu_uuids,json=gpuUuids,proto3" json:"gpu_uuids,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StartFailure) Reset() {
+	*x = StartFailure{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StartFailure) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StartFailure) ProtoMessage() {}
+
+func (x *StartFailure) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StartFailure.ProtoReflect.Descriptor instead.
+func (*StartFailure) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *StartFailure) GetAttemptId() string {
+	if x != nil {
+		return x.AttemptId
+	}
+	return ""
+}
+
+func (x *StartFailure) GetJobId() string {
+	if x != nil {
+		return x.JobId
+	}
+	return ""
+}
+
+func (x *StartFailure) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *StartFailure) GetReason() Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return Reason_REASON_UNSPECIFIED
+}
+
+func (x *StartFailure) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *StartFailure) GetGpuUuids() []string {
+	if x != nil {
+		return x.GpuUuids
+	}
+	return nil
+}
+
+type ListQuarantinesRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RackId        string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListQuarantinesRequest) Reset() {
+	*x = ListQuarantinesRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListQuarantinesRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListQuarantinesRequest) ProtoMessage() {}
+
+func (x *ListQuarantinesRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListQuarantinesRequest.ProtoReflect.Descriptor instead.
+func (*ListQuarantinesRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *ListQuarantinesRequest) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+type ListQuarantinesResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Quarantines   []*Quarantine          `protobuf:"bytes,1,rep,name=quarantines,proto3" json:"quarantines,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListQuarantinesResponse) Reset() {
+	*x = ListQuarantinesResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListQuarantinesResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListQuarantinesResponse) ProtoMessage() {}
+
+func (x *ListQuarantinesResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListQuarantinesResponse.ProtoReflect.Descriptor instead.
+func (*ListQuarantinesResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{54}
+}
+
+func (x *ListQuarantinesResponse) GetQuarantines() []*Quarantine {
+	if x != nil {
+		return x.Quarantines
+	}
+	return nil
+}
+
+type SetQuarantineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RackId        string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	NodeName      string                 `protobuf:"bytes,2,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	GpuModel      string                 `protobuf:"bytes,3,opt,name=gpu_model,json=gpuModel,proto3" json:"gpu_model,omitempty"`
+	Message       string                 `protobuf:"bytes,4,opt,name=message,proto3" json:"message,omitempty"`
+	Actor         string                 `protobuf:"bytes,5,opt,name=actor,proto3" json:"actor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetQuarantineRequest) Reset() {
+	*x = SetQuarantineRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetQuarantineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetQuarantineRequest) ProtoMessage() {}
+
+func (x *SetQuarantineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetQuarantineRequest.ProtoReflect.Descriptor instead.
+func (*SetQuarantineRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *SetQuarantineRequest) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *SetQuarantineRequest) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *SetQuarantineRequest) GetGpuModel() string {
+	if x != nil {
+		return x.GpuModel
+	}
+	return ""
+}
+
+func (x *SetQuarantineRequest) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *SetQuarantineRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+type SetQuarantineResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Quarantine    *Quarantine            `protobuf:"bytes,1,opt,name=quarantine,proto3" json:"quarantine,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetQuarantineResponse) Reset() {
+	*x = SetQuarantineResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetQuarantineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetQuarantineResponse) ProtoMessage() {}
+
+func (x *SetQuarantineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetQuarantineResponse.ProtoReflect.Descriptor instead.
+func (*SetQuarantineResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{56}
+}
+
+func (x *SetQuarantineResponse) GetQuarantine() *Quarantine {
+	if x != nil {
+		return x.Quarantine
+	}
+	return nil
+}
+
+type LiftQuarantineRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	RackId        string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	NodeName      string                 `protobuf:"bytes,2,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	GpuModel      string                 `protobuf:"bytes,3,opt,name=gpu_model,json=gpuModel,proto3" json:"gpu_model,omitempty"`
+	Actor         string                 `protobuf:"bytes,4,opt,name=actor,proto3" json:"actor,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiftQuarantineRequest) Reset() {
+	*x = LiftQuarantineRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiftQuarantineRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiftQuarantineRequest) ProtoMessage() {}
+
+func (x *LiftQuarantineRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiftQuarantineRequest.ProtoReflect.Descriptor instead.
+func (*LiftQuarantineRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{57}
+}
+
+func (x *LiftQuarantineRequest) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *LiftQuarantineRequest) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *LiftQuarantineRequest) GetGpuModel() string {
+	if x != nil {
+		return x.GpuModel
+	}
+	return ""
+}
+
+func (x *LiftQuarantineRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+type LiftQuarantineResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LiftQuarantineResponse) Reset() {
+	*x = LiftQuarantineResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LiftQuarantineResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LiftQuarantineResponse) ProtoMessage() {}
+
+func (x *LiftQuarantineResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LiftQuarantineResponse.ProtoReflect.Descriptor instead.
+func (*LiftQuarantineResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{58}
 }
 
 type RedeemTokenRequest struct {
@@ -2264,7 +3619,7 @@ type RedeemTokenRequest struct {
 
 func (x *RedeemTokenRequest) Reset() {
 	*x = RedeemTokenRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2276,7 +3631,7 @@ func (x *RedeemTokenRequest) String() string {
 func (*RedeemTokenRequest) ProtoMessage() {}
 
 func (x *RedeemTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2289,7 +3644,7 @@ func (x *RedeemTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemTokenRequest.ProtoReflect.Descriptor instead.
 func (*RedeemTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RedeemTokenRequest) GetJoinToken() string {
@@ -2308,7 +3663,7 @@ type RedeemTokenResponse struct {
 
 func (x *RedeemTokenResponse) Reset() {
 	*x = RedeemTokenResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +3675,7 @@ func (x *RedeemTokenResponse) String() string {
 func (*RedeemTokenResponse) ProtoMessage() {}
 
 func (x *RedeemTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +3688,7 @@ func (x *RedeemTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemTokenResponse.ProtoReflect.Descriptor instead.
 func (*RedeemTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RedeemTokenResponse) GetCertificateEnvelope() []byte {
@@ -2351,7 +3706,7 @@ type RenewCertificateRequest struct {
 
 func (x *RenewCertificateRequest) Reset() {
 	*x = RenewCertificateRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2363,7 +3718,7 @@ func (x *RenewCertificateRequest) String() string {
 func (*RenewCertificateRequest) ProtoMessage() {}
 
 func (x *RenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2376,7 +3731,7 @@ func (x *RenewCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*RenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{61}
 }
 
 type RenewCertificateResponse struct {
@@ -2388,7 +3743,7 @@ type RenewCertificateResponse struct {
 
 func (x *RenewCertificateResponse) Reset() {
 	*x = RenewCertificateResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2400,7 +3755,7 @@ func (x *RenewCertificateResponse) String() string {
 func (*RenewCertificateResponse) ProtoMessage() {}
 
 func (x *RenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2413,7 +3768,7 @@ func (x *RenewCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*RenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RenewCertificateResponse) GetCertificateEnvelope() []byte {
@@ -2434,7 +3789,7 @@ type AttendRequest struct {
 
 func (x *AttendRequest) Reset() {
 	*x = AttendRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2446,7 +3801,7 @@ func (x *AttendRequest) String() string {
 func (*AttendRequest) ProtoMessage() {}
 
 func (x *AttendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2459,7 +3814,7 @@ func (x *AttendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
 func (*AttendRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *AttendRequest) GetReport() *v1.Report {
@@ -2491,7 +3846,7 @@ type AttendResponse struct {
 
 func (x *AttendResponse) Reset() {
 	*x = AttendResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +3858,7 @@ func (x *AttendResponse) String() string {
 func (*AttendResponse) ProtoMessage() {}
 
 func (x *AttendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +3871,7 @@ func (x *AttendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendResponse.ProtoReflect.Descriptor instead.
 func (*AttendResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *AttendResponse) GetDrain() bool {
@@ -2557,7 +3912,7 @@ type PutGrantFloorsRequest struct {
 
 func (x *PutGrantFloorsRequest) Reset() {
 	*x = PutGrantFloorsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2569,7 +3924,7 @@ func (x *PutGrantFloorsRequest) String() string {
 func (*PutGrantFloorsRequest) ProtoMessage() {}
 
 func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2582,7 +3937,7 @@ func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGrantFloorsRequest.ProtoReflect.Descriptor instead.
 func (*PutGrantFloorsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PutGrantFloorsRequest) GetFloors() []*ProjectGrantFloor {
@@ -2603,7 +3958,7 @@ type ProjectGrantFloor struct {
 
 func (x *ProjectGrantFloor) Reset() {
 	*x = ProjectGrantFloor{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +3970,7 @@ func (x *ProjectGrantFloor) String() string {
 func (*ProjectGrantFloor) ProtoMessage() {}
 
 func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +3983,7 @@ func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectGrantFloor.ProtoReflect.Descriptor instead.
 func (*ProjectGrantFloor) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{46}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *ProjectGrantFloor) GetProjectId() string {
@@ -2656,7 +4011,7 @@ type PutGrantFloorsResponse struct {
 
 func (x *PutGrantFloorsResponse) Reset() {
 	*x = PutGrantFloorsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2668,7 +4023,7 @@ func (x *PutGrantFloorsResponse) String() string {
 func (*PutGrantFloorsResponse) ProtoMessage() {}
 
 func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2681,7 +4036,7 @@ func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGrantFloorsResponse.ProtoReflect.Descriptor instead.
 func (*PutGrantFloorsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{47}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PutGrantFloorsResponse) GetHighestEpoch() uint64 {
@@ -2699,7 +4054,7 @@ type WatchVoidCertificatesRequest struct {
 
 func (x *WatchVoidCertificatesRequest) Reset() {
 	*x = WatchVoidCertificatesRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2711,7 +4066,7 @@ func (x *WatchVoidCertificatesRequest) String() string {
 func (*WatchVoidCertificatesRequest) ProtoMessage() {}
 
 func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2724,7 +4079,7 @@ func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVoidCertificatesRequest.ProtoReflect.Descriptor instead.
 func (*WatchVoidCertificatesRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{48}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{68}
 }
 
 type WatchVoidCertificatesResponse struct {
@@ -2736,7 +4091,7 @@ type WatchVoidCertificatesResponse struct {
 
 func (x *WatchVoidCertificatesResponse) Reset() {
 	*x = WatchVoidCertificatesResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2748,7 +4103,7 @@ func (x *WatchVoidCertificatesResponse) String() string {
 func (*WatchVoidCertificatesResponse) ProtoMessage() {}
 
 func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2761,7 +4116,7 @@ func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVoidCertificatesResponse.ProtoReflect.Descriptor instead.
 func (*WatchVoidCertificatesResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{49}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *WatchVoidCertificatesResponse) GetCertificates() []*VoidCertificate {
@@ -2782,7 +4137,7 @@ type VoidCertificate struct {
 
 func (x *VoidCertificate) Reset() {
 	*x = VoidCertificate{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +4149,7 @@ func (x *VoidCertificate) String() string {
 func (*VoidCertificate) ProtoMessage() {}
 
 func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +4162,7 @@ func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VoidCertificate.ProtoReflect.Descriptor instead.
 func (*VoidCertificate) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{50}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *VoidCertificate) GetAttemptId() string {
@@ -2832,7 +4187,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2844,7 +4199,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2857,7 +4212,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{51}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{71}
 }
 
 type WatchEndpointsResponse struct {
@@ -2869,7 +4224,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2881,7 +4236,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2894,7 +4249,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{52}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WatchEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -2923,7 +4278,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2935,7 +4290,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2948,7 +4303,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{53}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *Endpoint) GetId() string {
@@ -3030,7 +4385,7 @@ type EndpointReplica struct {
 
 func (x *EndpointReplica) Reset() {
 	*x = EndpointReplica{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3042,7 +4397,7 @@ func (x *EndpointReplica) String() string {
 func (*EndpointReplica) ProtoMessage() {}
 
 func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3055,7 +4410,7 @@ func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointReplica.ProtoReflect.Descriptor instead.
 func (*EndpointReplica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{54}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *EndpointReplica) GetReplicaId() string {
@@ -3118,7 +4473,7 @@ type GetAvailabilityRequest struct {
 
 func (x *GetAvailabilityRequest) Reset() {
 	*x = GetAvailabilityRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3130,7 +4485,7 @@ func (x *GetAvailabilityRequest) String() string {
 func (*GetAvailabilityRequest) ProtoMessage() {}
 
 func (x *GetAvailabilityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3143,7 +4498,7 @@ func (x *GetAvailabilityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAvailabilityRequest.ProtoReflect.Descriptor instead.
 func (*GetAvailabilityRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{55}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *GetAvailabilityRequest) GetLocation() string {
@@ -3170,7 +4525,7 @@ type GetAvailabilityResponse struct {
 
 func (x *GetAvailabilityResponse) Reset() {
 	*x = GetAvailabilityResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3182,7 +4537,7 @@ func (x *GetAvailabilityResponse) String() string {
 func (*GetAvailabilityResponse) ProtoMessage() {}
 
 func (x *GetAvailabilityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3195,7 +4550,7 @@ func (x *GetAvailabilityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAvailabilityResponse.ProtoReflect.Descriptor instead.
 func (*GetAvailabilityResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{56}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *GetAvailabilityResponse) GetGpus() []*GpuAvailability {
@@ -3228,7 +4583,7 @@ type GpuAvailability struct {
 
 func (x *GpuAvailability) Reset() {
 	*x = GpuAvailability{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3240,7 +4595,7 @@ func (x *GpuAvailability) String() string {
 func (*GpuAvailability) ProtoMessage() {}
 
 func (x *GpuAvailability) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3253,7 +4608,7 @@ func (x *GpuAvailability) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuAvailability.ProtoReflect.Descriptor instead.
 func (*GpuAvailability) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{57}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *GpuAvailability) GetLocation() string {
@@ -3340,7 +4695,7 @@ type RackAvailability struct {
 
 func (x *RackAvailability) Reset() {
 	*x = RackAvailability{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3352,7 +4707,7 @@ func (x *RackAvailability) String() string {
 func (*RackAvailability) ProtoMessage() {}
 
 func (x *RackAvailability) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3365,7 +4720,7 @@ func (x *RackAvailability) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackAvailability.ProtoReflect.Descriptor instead.
 func (*RackAvailability) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{58}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *RackAvailability) GetRackId() string {
@@ -3407,13 +4762,14 @@ var File_cosmicac_ork_v1_ork_proto protoreflect.FileDescriptor
 
 const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\n" +
-	"\x19cosmicac/ork/v1/ork.proto\x12\x0fcosmicac.ork.v1\x1a\x1dcosmicac/agent/v1/agent.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe5\x01\n" +
+	"\x19cosmicac/ork/v1/ork.proto\x12\x0fcosmicac.ork.v1\x1a\x1dcosmicac/agent/v1/agent.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x93\x02\n" +
 	"\x10CreateJobRequest\x12,\n" +
 	"\x04spec\x18\x01 \x01(\v2\x18.cosmicac.ork.v1.JobSpecR\x04spec\x12,\n" +
 	"\x05owner\x18\x02 \x01(\v2\x16.cosmicac.ork.v1.OwnerR\x05owner\x12'\n" +
 	"\x0fidempotency_key\x18\x03 \x01(\tR\x0eidempotencyKey\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\x123\n" +
-	"\x05quota\x18\x05 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\"\x83\x01\n" +
+	"\x05quota\x18\x05 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\x12,\n" +
+	"\x05price\x18\x06 \x01(\v2\x16.cosmicac.ork.v1.PriceR\x05price\"\x83\x01\n" +
 	"\x11CreateJobResponse\x12&\n" +
 	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\x12\x18\n" +
 	"\aexisted\x18\x02 \x01(\bR\aexisted\x12,\n" +
@@ -3472,6 +4828,18 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05actor\x18\x02 \x01(\tR\x05actor\";\n" +
 	"\x11DeleteJobResponse\x12&\n" +
+	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\"9\n" +
+	"\x11RestartJobRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05actor\x18\x02 \x01(\tR\x05actor\"<\n" +
+	"\x12RestartJobResponse\x12&\n" +
+	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\"d\n" +
+	"\x13FenceAttemptRequest\x12\x1d\n" +
+	"\n" +
+	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x18\n" +
+	"\aconfirm\x18\x02 \x01(\tR\aconfirm\x12\x14\n" +
+	"\x05actor\x18\x03 \x01(\tR\x05actor\">\n" +
+	"\x14FenceAttemptResponse\x12&\n" +
 	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\"Q\n" +
 	"\x11ListEventsRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\tR\x05jobId\x12%\n" +
@@ -3492,7 +4860,7 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\"d\n" +
 	"\x10GetQuotaResponse\x123\n" +
 	"\x05quota\x18\x01 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\x12\x1b\n" +
-	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\"\xd9\x01\n" +
+	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\"\xed\x02\n" +
 	"\tRackEntry\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x10\n" +
@@ -3500,7 +4868,12 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x0eallowed_models\x18\x04 \x03(\tR\rallowedModels\x12!\n" +
 	"\fmaximum_gpus\x18\x05 \x01(\rR\vmaximumGpus\x12\x1a\n" +
 	"\bcordoned\x18\x06 \x01(\bR\bcordoned\x12(\n" +
-	"\x10board_gpu_counts\x18\a \x03(\rR\x0eboardGpuCounts\"\xa4\x02\n" +
+	"\x10board_gpu_counts\x18\a \x03(\rR\x0eboardGpuCounts\x12\x12\n" +
+	"\x04type\x18\b \x01(\tR\x04type\x12;\n" +
+	"\vdrain_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"drainSince\x12A\n" +
+	"\x0edrain_deadline\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\"\xa4\x02\n" +
 	"\x04Rack\x120\n" +
 	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12<\n" +
@@ -3518,7 +4891,7 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x0efree_cpu_cores\x18\x05 \x01(\rR\ffreeCpuCores\x12*\n" +
 	"\x11free_memory_bytes\x18\x06 \x01(\x04R\x0ffreeMemoryBytes\x12&\n" +
 	"\x0ftotal_cpu_cores\x18\a \x01(\rR\rtotalCpuCores\x12,\n" +
-	"\x12total_memory_bytes\x18\b \x01(\x04R\x10totalMemoryBytes\"\xa0\x02\n" +
+	"\x12total_memory_bytes\x18\b \x01(\x04R\x10totalMemoryBytes\"\xc0\x02\n" +
 	"\vGpuCapacity\x12\x14\n" +
 	"\x05model\x18\x01 \x01(\tR\x05model\x12\x14\n" +
 	"\x05total\x18\x02 \x01(\rR\x05total\x12\x18\n" +
@@ -3526,7 +4899,10 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x04held\x18\x04 \x01(\rR\x04held\x12\x1c\n" +
 	"\tofferable\x18\x05 \x01(\rR\tofferable\x12\x18\n" +
 	"\amessage\x18\x06 \x01(\tR\amessage\x12C\n" +
-	"\aholders\x18\a \x03(\v2).cosmicac.ork.v1.GpuCapacity.HoldersEntryR\aholders\x1a:\n" +
+	"\aholders\x18\a \x03(\v2).cosmicac.ork.v1.GpuCapacity.HoldersEntryR\aholders\x12\x1e\n" +
+	"\n" +
+	"quarantine\x18\b \x01(\tR\n" +
+	"quarantine\x1a:\n" +
 	"\fHoldersEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\rR\x05value:\x028\x01\"B\n" +
@@ -3538,19 +4914,102 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\"H\n" +
 	"\x14RegisterRackResponse\x120\n" +
-	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\".\n" +
+	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"c\n" +
 	"\x10ListRacksRequest\x12\x1a\n" +
-	"\blocation\x18\x01 \x01(\tR\blocation\"@\n" +
+	"\blocation\x18\x01 \x01(\tR\blocation\x12\x1f\n" +
+	"\vtype_prefix\x18\x02 \x01(\tR\n" +
+	"typePrefix\x12\x12\n" +
+	"\x04keys\x18\x03 \x01(\bR\x04keys\"@\n" +
 	"\x11ListRacksResponse\x12+\n" +
 	"\x05racks\x18\x01 \x03(\v2\x15.cosmicac.ork.v1.RackR\x05racks\"?\n" +
 	"\x11CordonRackRequest\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\bcordoned\x18\x02 \x01(\bR\bcordoned\"F\n" +
 	"\x12CordonRackResponse\x120\n" +
-	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"#\n" +
+	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"i\n" +
 	"\x11ForgetRackRequest\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\"\x14\n" +
-	"\x12ForgetRackResponse\"3\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05force\x18\x02 \x01(\bR\x05force\x12\x18\n" +
+	"\aconfirm\x18\x03 \x01(\tR\aconfirm\x12\x14\n" +
+	"\x05actor\x18\x04 \x01(\tR\x05actor\"R\n" +
+	"\x12ForgetRackResponse\x12<\n" +
+	"\tabandoned\x18\x01 \x01(\v2\x1e.cosmicac.ork.v1.ForgottenRackR\tabandoned\"o\n" +
+	"\x10DrainRackRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x125\n" +
+	"\bdeadline\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\x12\x14\n" +
+	"\x05actor\x18\x03 \x01(\tR\x05actor\"Y\n" +
+	"\x11DrainRackResponse\x120\n" +
+	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\x12\x12\n" +
+	"\x04jobs\x18\x02 \x01(\rR\x04jobs\"\xa8\x02\n" +
+	"\rForgottenRack\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1a\n" +
+	"\blocation\x18\x03 \x01(\tR\blocation\x12=\n" +
+	"\fforgotten_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\vforgottenAt\x12\x14\n" +
+	"\x05actor\x18\x05 \x01(\tR\x05actor\x12=\n" +
+	"\battempts\x18\x06 \x03(\v2!.cosmicac.ork.v1.AbandonedAttemptR\battempts\x12 \n" +
+	"\fdisk_job_ids\x18\a \x03(\tR\n" +
+	"diskJobIds\x12\x1a\n" +
+	"\breturned\x18\b \x01(\bR\breturned\"\xd8\x01\n" +
+	"\x10AbandonedAttempt\x12\x1d\n" +
+	"\n" +
+	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
+	"\x06job_id\x18\x02 \x01(\tR\x05jobId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x03 \x01(\tR\tprojectId\x12\x19\n" +
+	"\bjob_name\x18\x04 \x01(\tR\ajobName\x12\x1d\n" +
+	"\n" +
+	"node_names\x18\x05 \x03(\tR\tnodeNames\x12\x1b\n" +
+	"\tgpu_count\x18\x06 \x01(\rR\bgpuCount\x12\x18\n" +
+	"\apresent\x18\a \x01(\bR\apresent\"\x1b\n" +
+	"\x19ListForgottenRacksRequest\"R\n" +
+	"\x1aListForgottenRacksResponse\x124\n" +
+	"\x05racks\x18\x01 \x03(\v2\x1e.cosmicac.ork.v1.ForgottenRackR\x05racks\"\x9c\x01\n" +
+	"\x17ResolveAbandonedRequest\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x128\n" +
+	"\x06action\x18\x02 \x01(\x0e2 .cosmicac.ork.v1.AbandonedActionR\x06action\x12\x18\n" +
+	"\aconfirm\x18\x03 \x01(\tR\aconfirm\x12\x14\n" +
+	"\x05actor\x18\x04 \x01(\tR\x05actor\"6\n" +
+	"\x18ResolveAbandonedResponse\x12\x1a\n" +
+	"\battempts\x18\x01 \x01(\rR\battempts\"\x94\x02\n" +
+	"\n" +
+	"Quarantine\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x1b\n" +
+	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x1b\n" +
+	"\tgpu_model\x18\x03 \x01(\tR\bgpuModel\x12\x16\n" +
+	"\x06active\x18\x04 \x01(\bR\x06active\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\x12\x14\n" +
+	"\x05actor\x18\x06 \x01(\tR\x05actor\x12\x18\n" +
+	"\amessage\x18\a \x01(\tR\amessage\x129\n" +
+	"\bevidence\x18\b \x03(\v2\x1d.cosmicac.ork.v1.StartFailureR\bevidence\"\xdc\x01\n" +
+	"\fStartFailure\x12\x1d\n" +
+	"\n" +
+	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
+	"\x06job_id\x18\x02 \x01(\tR\x05jobId\x12.\n" +
+	"\x04time\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12/\n" +
+	"\x06reason\x18\x04 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12\x1b\n" +
+	"\tgpu_uuids\x18\x06 \x03(\tR\bgpuUuids\"1\n" +
+	"\x16ListQuarantinesRequest\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\"X\n" +
+	"\x17ListQuarantinesResponse\x12=\n" +
+	"\vquarantines\x18\x01 \x03(\v2\x1b.cosmicac.ork.v1.QuarantineR\vquarantines\"\x99\x01\n" +
+	"\x14SetQuarantineRequest\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x1b\n" +
+	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x1b\n" +
+	"\tgpu_model\x18\x03 \x01(\tR\bgpuModel\x12\x18\n" +
+	"\amessage\x18\x04 \x01(\tR\amessage\x12\x14\n" +
+	"\x05actor\x18\x05 \x01(\tR\x05actor\"T\n" +
+	"\x15SetQuarantineResponse\x12;\n" +
+	"\n" +
+	"quarantine\x18\x01 \x01(\v2\x1b.cosmicac.ork.v1.QuarantineR\n" +
+	"quarantine\"\x80\x01\n" +
+	"\x15LiftQuarantineRequest\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x1b\n" +
+	"\tnode_name\x18\x02 \x01(\tR\bnodeName\x12\x1b\n" +
+	"\tgpu_model\x18\x03 \x01(\tR\bgpuModel\x12\x14\n" +
+	"\x05actor\x18\x04 \x01(\tR\x05actor\"\x18\n" +
+	"\x16LiftQuarantineResponse\"3\n" +
 	"\x12RedeemTokenRequest\x12\x1d\n" +
 	"\n" +
 	"join_token\x18\x01 \x01(\tR\tjoinToken\"H\n" +
@@ -3632,7 +5091,11 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\n" +
 	"largest_vm\x18\x03 \x01(\rR\tlargestVm\x12/\n" +
 	"\x06reason\x18\x04 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage2\xea\x05\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage*l\n" +
+	"\x0fAbandonedAction\x12 \n" +
+	"\x1cABANDONED_ACTION_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16ABANDONED_ACTION_ADOPT\x10\x01\x12\x1b\n" +
+	"\x17ABANDONED_ACTION_DELETE\x10\x022\xb2\a\n" +
 	"\x04Jobs\x12\\\n" +
 	"\tCreateJob\x12!.cosmicac.ork.v1.CreateJobRequest\x1a\".cosmicac.ork.v1.CreateJobResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12T\n" +
@@ -3647,10 +5110,15 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\bStartJob\x12 .cosmicac.ork.v1.StartJobRequest\x1a!.cosmicac.ork.v1.StartJobResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12\\\n" +
 	"\tDeleteJob\x12!.cosmicac.ork.v1.DeleteJobRequest\x1a\".cosmicac.ork.v1.DeleteJobResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\x02\a\x12_\n" +
+	"\n" +
+	"RestartJob\x12\".cosmicac.ork.v1.RestartJobRequest\x1a#.cosmicac.ork.v1.RestartJobResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\x02\a\x12e\n" +
+	"\fFenceAttempt\x12$.cosmicac.ork.v1.FenceAttemptRequest\x1a%.cosmicac.ork.v1.FenceAttemptResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12`\n" +
 	"\n" +
 	"ListEvents\x12\".cosmicac.ork.v1.ListEventsRequest\x1a#.cosmicac.ork.v1.ListEventsResponse\"\t\xca\xc1\x18\x05\n" +
-	"\x03\x02\a\x062\xd7\x04\n" +
+	"\x03\x02\a\x062\xea\t\n" +
 	"\x05Racks\x12V\n" +
 	"\aPutRack\x12\x1f.cosmicac.ork.v1.PutRackRequest\x1a .cosmicac.ork.v1.PutRackResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\a\x02\x12d\n" +
@@ -3663,6 +5131,18 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x02\a\x02\x12_\n" +
 	"\n" +
 	"ForgetRack\x12\".cosmicac.ork.v1.ForgetRackRequest\x1a#.cosmicac.ork.v1.ForgetRackResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\a\x02\x12\\\n" +
+	"\tDrainRack\x12!.cosmicac.ork.v1.DrainRackRequest\x1a\".cosmicac.ork.v1.DrainRackResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\a\x02\x12x\n" +
+	"\x12ListForgottenRacks\x12*.cosmicac.ork.v1.ListForgottenRacksRequest\x1a+.cosmicac.ork.v1.ListForgottenRacksResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x03\x02\a\x06\x12q\n" +
+	"\x10ResolveAbandoned\x12(.cosmicac.ork.v1.ResolveAbandonedRequest\x1a).cosmicac.ork.v1.ResolveAbandonedResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\a\x02\x12o\n" +
+	"\x0fListQuarantines\x12'.cosmicac.ork.v1.ListQuarantinesRequest\x1a(.cosmicac.ork.v1.ListQuarantinesResponse\"\t\xca\xc1\x18\x05\n" +
+	"\x03\x02\a\x06\x12h\n" +
+	"\rSetQuarantine\x12%.cosmicac.ork.v1.SetQuarantineRequest\x1a&.cosmicac.ork.v1.SetQuarantineResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\a\x02\x12k\n" +
+	"\x0eLiftQuarantine\x12&.cosmicac.ork.v1.LiftQuarantineRequest\x1a'.cosmicac.ork.v1.LiftQuarantineResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\a\x02\x12o\n" +
 	"\x0fGetAvailability\x12'.cosmicac.ork.v1.GetAvailabilityRequest\x1a(.cosmicac.ork.v1.GetAvailabilityResponse\"\t\xca\xc1\x18\x05\n" +
 	"\x03\x02\a\x062\xc1\x01\n" +
@@ -3697,177 +5177,234 @@ func file_cosmicac_ork_v1_ork_proto_rawDescGZIP() []byte {
 	return file_cosmicac_ork_v1_ork_proto_rawDescData
 }
 
-var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 60)
+var file_cosmicac_ork_v1_ork_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
 var file_cosmicac_ork_v1_ork_proto_goTypes = []any{
-	(*CreateJobRequest)(nil),              // 0: cosmicac.ork.v1.CreateJobRequest
-	(*CreateJobResponse)(nil),             // 1: cosmicac.ork.v1.CreateJobResponse
-	(*JobPlan)(nil),                       // 2: cosmicac.ork.v1.JobPlan
-	(*ReplicaPlan)(nil),                   // 3: cosmicac.ork.v1.ReplicaPlan
-	(*PlannedNode)(nil),                   // 4: cosmicac.ork.v1.PlannedNode
-	(*PlanRefusal)(nil),                   // 5: cosmicac.ork.v1.PlanRefusal
-	(*GetJobRequest)(nil),                 // 6: cosmicac.ork.v1.GetJobRequest
-	(*GetJobResponse)(nil),                // 7: cosmicac.ork.v1.GetJobResponse
-	(*ListJobsRequest)(nil),               // 8: cosmicac.ork.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),              // 9: cosmicac.ork.v1.ListJobsResponse
-	(*WatchJobsRequest)(nil),              // 10: cosmicac.ork.v1.WatchJobsRequest
-	(*WatchJobsResponse)(nil),             // 11: cosmicac.ork.v1.WatchJobsResponse
-	(*StopJobRequest)(nil),                // 12: cosmicac.ork.v1.StopJobRequest
-	(*StopJobResponse)(nil),               // 13: cosmicac.ork.v1.StopJobResponse
-	(*StartJobRequest)(nil),               // 14: cosmicac.ork.v1.StartJobRequest
-	(*StartJobResponse)(nil),              // 15: cosmicac.ork.v1.StartJobResponse
-	(*DeleteJobRequest)(nil),              // 16: cosmicac.ork.v1.DeleteJobRequest
-	(*DeleteJobResponse)(nil),             // 17: cosmicac.ork.v1.DeleteJobResponse
-	(*ListEventsRequest)(nil),             // 18: cosmicac.ork.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),            // 19: cosmicac.ork.v1.ListEventsResponse
-	(*ProjectQuota)(nil),                  // 20: cosmicac.ork.v1.ProjectQuota
-	(*PutQuotasRequest)(nil),              // 21: cosmicac.ork.v1.PutQuotasRequest
-	(*PutQuotasResponse)(nil),             // 22: cosmicac.ork.v1.PutQuotasResponse
-	(*GetQuotaRequest)(nil),               // 23: cosmicac.ork.v1.GetQuotaRequest
-	(*GetQuotaResponse)(nil),              // 24: cosmicac.ork.v1.GetQuotaResponse
-	(*RackEntry)(nil),                     // 25: cosmicac.ork.v1.RackEntry
-	(*Rack)(nil),                          // 26: cosmicac.ork.v1.Rack
-	(*RackNode)(nil),                      // 27: cosmicac.ork.v1.RackNode
-	(*GpuCapacity)(nil),                   // 28: cosmicac.ork.v1.GpuCapacity
-	(*PutRackRequest)(nil),                // 29: cosmicac.ork.v1.PutRackRequest
-	(*PutRackResponse)(nil),               // 30: cosmicac.ork.v1.PutRackResponse
-	(*RegisterRackRequest)(nil),           // 31: cosmicac.ork.v1.RegisterRackRequest
-	(*RegisterRackResponse)(nil),          // 32: cosmicac.ork.v1.RegisterRackResponse
-	(*ListRacksRequest)(nil),              // 33: cosmicac.ork.v1.ListRacksRequest
-	(*ListRacksResponse)(nil),             // 34: cosmicac.ork.v1.ListRacksResponse
-	(*CordonRackRequest)(nil),             // 35: cosmicac.ork.v1.CordonRackRequest
-	(*CordonRackResponse)(nil),            // 36: cosmicac.ork.v1.CordonRackResponse
-	(*ForgetRackRequest)(nil),             // 37: cosmicac.ork.v1.ForgetRackRequest
-	(*ForgetRackResponse)(nil),            // 38: cosmicac.ork.v1.ForgetRackResponse
-	(*RedeemTokenRequest)(nil),            // 39: cosmicac.ork.v1.RedeemTokenRequest
-	(*RedeemTokenResponse)(nil),           // 40: cosmicac.ork.v1.RedeemTokenResponse
-	(*RenewCertificateRequest)(nil),       // 41: cosmicac.ork.v1.RenewCertificateRequest
-	(*RenewCertificateResponse)(nil),      // 42: cosmicac.ork.v1.RenewCertificateResponse
-	(*AttendRequest)(nil),                 // 43: cosmicac.ork.v1.AttendRequest
-	(*AttendResponse)(nil),                // 44: cosmicac.ork.v1.AttendResponse
-	(*PutGrantFloorsRequest)(nil),         // 45: cosmicac.ork.v1.PutGrantFloorsRequest
-	(*ProjectGrantFloor)(nil),             // 46: cosmicac.ork.v1.ProjectGrantFloor
-	(*PutGrantFloorsResponse)(nil),        // 47: cosmicac.ork.v1.PutGrantFloorsResponse
-	(*WatchVoidCertificatesRequest)(nil),  // 48: cosmicac.ork.v1.WatchVoidCertificatesRequest
-	(*WatchVoidCertificatesResponse)(nil), // 49: cosmicac.ork.v1.WatchVoidCertificatesResponse
-	(*VoidCertificate)(nil),               // 50: cosmicac.ork.v1.VoidCertificate
-	(*WatchEndpointsRequest)(nil),         // 51: cosmicac.ork.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),        // 52: cosmicac.ork.v1.WatchEndpointsResponse
-	(*Endpoint)(nil),                      // 53: cosmicac.ork.v1.Endpoint
-	(*EndpointReplica)(nil),               // 54: cosmicac.ork.v1.EndpointReplica
-	(*GetAvailabilityRequest)(nil),        // 55: cosmicac.ork.v1.GetAvailabilityRequest
-	(*GetAvailabilityResponse)(nil),       // 56: cosmicac.ork.v1.GetAvailabilityResponse
-	(*GpuAvailability)(nil),               // 57: cosmicac.ork.v1.GpuAvailability
-	(*RackAvailability)(nil),              // 58: cosmicac.ork.v1.RackAvailability
-	nil,                                   // 59: cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	(*JobSpec)(nil),                       // 60: cosmicac.ork.v1.JobSpec
-	(*Owner)(nil),                         // 61: cosmicac.ork.v1.Owner
-	(*Job)(nil),                           // 62: cosmicac.ork.v1.Job
-	(Reason)(0),                           // 63: cosmicac.ork.v1.Reason
-	(State)(0),                            // 64: cosmicac.ork.v1.State
-	(JobKind)(0),                          // 65: cosmicac.ork.v1.JobKind
-	(*Event)(nil),                         // 66: cosmicac.ork.v1.Event
-	(*timestamppb.Timestamp)(nil),         // 67: google.protobuf.Timestamp
-	(*v1.Report)(nil),                     // 68: cosmicac.agent.v1.Report
-	(*v1.Revocations)(nil),                // 69: cosmicac.agent.v1.Revocations
-	(*v1.GrantFloor)(nil),                 // 70: cosmicac.agent.v1.GrantFloor
-	(*durationpb.Duration)(nil),           // 71: google.protobuf.Duration
+	(AbandonedAction)(0),                  // 0: cosmicac.ork.v1.AbandonedAction
+	(*CreateJobRequest)(nil),              // 1: cosmicac.ork.v1.CreateJobRequest
+	(*CreateJobResponse)(nil),             // 2: cosmicac.ork.v1.CreateJobResponse
+	(*JobPlan)(nil),                       // 3: cosmicac.ork.v1.JobPlan
+	(*ReplicaPlan)(nil),                   // 4: cosmicac.ork.v1.ReplicaPlan
+	(*PlannedNode)(nil),                   // 5: cosmicac.ork.v1.PlannedNode
+	(*PlanRefusal)(nil),                   // 6: cosmicac.ork.v1.PlanRefusal
+	(*GetJobRequest)(nil),                 // 7: cosmicac.ork.v1.GetJobRequest
+	(*GetJobResponse)(nil),                // 8: cosmicac.ork.v1.GetJobResponse
+	(*ListJobsRequest)(nil),               // 9: cosmicac.ork.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),              // 10: cosmicac.ork.v1.ListJobsResponse
+	(*WatchJobsRequest)(nil),              // 11: cosmicac.ork.v1.WatchJobsRequest
+	(*WatchJobsResponse)(nil),             // 12: cosmicac.ork.v1.WatchJobsResponse
+	(*StopJobRequest)(nil),                // 13: cosmicac.ork.v1.StopJobRequest
+	(*StopJobResponse)(nil),               // 14: cosmicac.ork.v1.StopJobResponse
+	(*StartJobRequest)(nil),               // 15: cosmicac.ork.v1.StartJobRequest
+	(*StartJobResponse)(nil),              // 16: cosmicac.ork.v1.StartJobResponse
+	(*DeleteJobRequest)(nil),              // 17: cosmicac.ork.v1.DeleteJobRequest
+	(*DeleteJobResponse)(nil),             // 18: cosmicac.ork.v1.DeleteJobResponse
+	(*RestartJobRequest)(nil),             // 19: cosmicac.ork.v1.RestartJobRequest
+	(*RestartJobResponse)(nil),            // 20: cosmicac.ork.v1.RestartJobResponse
+	(*FenceAttemptRequest)(nil),           // 21: cosmicac.ork.v1.FenceAttemptRequest
+	(*FenceAttemptResponse)(nil),          // 22: cosmicac.ork.v1.FenceAttemptResponse
+	(*ListEventsRequest)(nil),             // 23: cosmicac.ork.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),            // 24: cosmicac.ork.v1.ListEventsResponse
+	(*ProjectQuota)(nil),                  // 25: cosmicac.ork.v1.ProjectQuota
+	(*PutQuotasRequest)(nil),              // 26: cosmicac.ork.v1.PutQuotasRequest
+	(*PutQuotasResponse)(nil),             // 27: cosmicac.ork.v1.PutQuotasResponse
+	(*GetQuotaRequest)(nil),               // 28: cosmicac.ork.v1.GetQuotaRequest
+	(*GetQuotaResponse)(nil),              // 29: cosmicac.ork.v1.GetQuotaResponse
+	(*RackEntry)(nil),                     // 30: cosmicac.ork.v1.RackEntry
+	(*Rack)(nil),                          // 31: cosmicac.ork.v1.Rack
+	(*RackNode)(nil),                      // 32: cosmicac.ork.v1.RackNode
+	(*GpuCapacity)(nil),                   // 33: cosmicac.ork.v1.GpuCapacity
+	(*PutRackRequest)(nil),                // 34: cosmicac.ork.v1.PutRackRequest
+	(*PutRackResponse)(nil),               // 35: cosmicac.ork.v1.PutRackResponse
+	(*RegisterRackRequest)(nil),           // 36: cosmicac.ork.v1.RegisterRackRequest
+	(*RegisterRackResponse)(nil),          // 37: cosmicac.ork.v1.RegisterRackResponse
+	(*ListRacksRequest)(nil),              // 38: cosmicac.ork.v1.ListRacksRequest
+	(*ListRacksResponse)(nil),             // 39: cosmicac.ork.v1.ListRacksResponse
+	(*CordonRackRequest)(nil),             // 40: cosmicac.ork.v1.CordonRackRequest
+	(*CordonRackResponse)(nil),            // 41: cosmicac.ork.v1.CordonRackResponse
+	(*ForgetRackRequest)(nil),             // 42: cosmicac.ork.v1.ForgetRackRequest
+	(*ForgetRackResponse)(nil),            // 43: cosmicac.ork.v1.ForgetRackResponse
+	(*DrainRackRequest)(nil),              // 44: cosmicac.ork.v1.DrainRackRequest
+	(*DrainRackResponse)(nil),             // 45: cosmicac.ork.v1.DrainRackResponse
+	(*ForgottenRack)(nil),                 // 46: cosmicac.ork.v1.ForgottenRack
+	(*AbandonedAttempt)(nil),              // 47: cosmicac.ork.v1.AbandonedAttempt
+	(*ListForgottenRacksRequest)(nil),     // 48: cosmicac.ork.v1.ListForgottenRacksRequest
+	(*ListForgottenRacksResponse)(nil),    // 49: cosmicac.ork.v1.ListForgottenRacksResponse
+	(*ResolveAbandonedRequest)(nil),       // 50: cosmicac.ork.v1.ResolveAbandonedRequest
+	(*ResolveAbandonedResponse)(nil),      // 51: cosmicac.ork.v1.ResolveAbandonedResponse
+	(*Quarantine)(nil),                    // 52: cosmicac.ork.v1.Quarantine
+	(*StartFailure)(nil),                  // 53: cosmicac.ork.v1.StartFailure
+	(*ListQuarantinesRequest)(nil),        // 54: cosmicac.ork.v1.ListQuarantinesRequest
+	(*ListQuarantinesResponse)(nil),       // 55: cosmicac.ork.v1.ListQuarantinesResponse
+	(*SetQuarantineRequest)(nil),          // 56: cosmicac.ork.v1.SetQuarantineRequest
+	(*SetQuarantineResponse)(nil),         // 57: cosmicac.ork.v1.SetQuarantineResponse
+	(*LiftQuarantineRequest)(nil),         // 58: cosmicac.ork.v1.LiftQuarantineRequest
+	(*LiftQuarantineResponse)(nil),        // 59: cosmicac.ork.v1.LiftQuarantineResponse
+	(*RedeemTokenRequest)(nil),            // 60: cosmicac.ork.v1.RedeemTokenRequest
+	(*RedeemTokenResponse)(nil),           // 61: cosmicac.ork.v1.RedeemTokenResponse
+	(*RenewCertificateRequest)(nil),       // 62: cosmicac.ork.v1.RenewCertificateRequest
+	(*RenewCertificateResponse)(nil),      // 63: cosmicac.ork.v1.RenewCertificateResponse
+	(*AttendRequest)(nil),                 // 64: cosmicac.ork.v1.AttendRequest
+	(*AttendResponse)(nil),                // 65: cosmicac.ork.v1.AttendResponse
+	(*PutGrantFloorsRequest)(nil),         // 66: cosmicac.ork.v1.PutGrantFloorsRequest
+	(*ProjectGrantFloor)(nil),             // 67: cosmicac.ork.v1.ProjectGrantFloor
+	(*PutGrantFloorsResponse)(nil),        // 68: cosmicac.ork.v1.PutGrantFloorsResponse
+	(*WatchVoidCertificatesRequest)(nil),  // 69: cosmicac.ork.v1.WatchVoidCertificatesRequest
+	(*WatchVoidCertificatesResponse)(nil), // 70: cosmicac.ork.v1.WatchVoidCertificatesResponse
+	(*VoidCertificate)(nil),               // 71: cosmicac.ork.v1.VoidCertificate
+	(*WatchEndpointsRequest)(nil),         // 72: cosmicac.ork.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),        // 73: cosmicac.ork.v1.WatchEndpointsResponse
+	(*Endpoint)(nil),                      // 74: cosmicac.ork.v1.Endpoint
+	(*EndpointReplica)(nil),               // 75: cosmicac.ork.v1.EndpointReplica
+	(*GetAvailabilityRequest)(nil),        // 76: cosmicac.ork.v1.GetAvailabilityRequest
+	(*GetAvailabilityResponse)(nil),       // 77: cosmicac.ork.v1.GetAvailabilityResponse
+	(*GpuAvailability)(nil),               // 78: cosmicac.ork.v1.GpuAvailability
+	(*RackAvailability)(nil),              // 79: cosmicac.ork.v1.RackAvailability
+	nil,                                   // 80: cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	(*JobSpec)(nil),                       // 81: cosmicac.ork.v1.JobSpec
+	(*Owner)(nil),                         // 82: cosmicac.ork.v1.Owner
+	(*Price)(nil),                         // 83: cosmicac.ork.v1.Price
+	(*Job)(nil),                           // 84: cosmicac.ork.v1.Job
+	(Reason)(0),                           // 85: cosmicac.ork.v1.Reason
+	(State)(0),                            // 86: cosmicac.ork.v1.State
+	(JobKind)(0),                          // 87: cosmicac.ork.v1.JobKind
+	(*Event)(nil),                         // 88: cosmicac.ork.v1.Event
+	(*timestamppb.Timestamp)(nil),         // 89: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 90: google.protobuf.Duration
+	(*v1.Report)(nil),                     // 91: cosmicac.agent.v1.Report
+	(*v1.Revocations)(nil),                // 92: cosmicac.agent.v1.Revocations
+	(*v1.GrantFloor)(nil),                 // 93: cosmicac.agent.v1.GrantFloor
 }
 var file_cosmicac_ork_v1_ork_proto_depIdxs = []int32{
-	60, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
-	61, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
-	20, // 2: cosmicac.ork.v1.CreateJobRequest.quota:type_name -> cosmicac.ork.v1.ProjectQuota
-	62, // 3: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	2,  // 4: cosmicac.ork.v1.CreateJobResponse.plan:type_name -> cosmicac.ork.v1.JobPlan
-	3,  // 5: cosmicac.ork.v1.JobPlan.replicas:type_name -> cosmicac.ork.v1.ReplicaPlan
-	4,  // 6: cosmicac.ork.v1.ReplicaPlan.nodes:type_name -> cosmicac.ork.v1.PlannedNode
-	5,  // 7: cosmicac.ork.v1.ReplicaPlan.refusals:type_name -> cosmicac.ork.v1.PlanRefusal
-	63, // 8: cosmicac.ork.v1.PlanRefusal.reason:type_name -> cosmicac.ork.v1.Reason
-	62, // 9: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	64, // 10: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
-	65, // 11: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
-	62, // 12: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
-	62, // 13: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
-	62, // 14: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	62, // 15: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	62, // 16: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	66, // 17: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
-	20, // 18: cosmicac.ork.v1.PutQuotasRequest.quotas:type_name -> cosmicac.ork.v1.ProjectQuota
-	20, // 19: cosmicac.ork.v1.GetQuotaResponse.quota:type_name -> cosmicac.ork.v1.ProjectQuota
-	25, // 20: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
-	67, // 21: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
-	27, // 22: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
-	28, // 23: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
-	59, // 24: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	25, // 25: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
-	25, // 26: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	25, // 27: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	26, // 28: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
-	25, // 29: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	68, // 30: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
-	67, // 31: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
-	69, // 32: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
-	46, // 33: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
-	70, // 34: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
-	50, // 35: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
-	67, // 36: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
-	53, // 37: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
-	54, // 38: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
-	64, // 39: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
-	67, // 40: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
-	64, // 41: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
-	57, // 42: cosmicac.ork.v1.GetAvailabilityResponse.gpus:type_name -> cosmicac.ork.v1.GpuAvailability
-	58, // 43: cosmicac.ork.v1.GpuAvailability.racks:type_name -> cosmicac.ork.v1.RackAvailability
-	71, // 44: cosmicac.ork.v1.GpuAvailability.longest_wait:type_name -> google.protobuf.Duration
-	63, // 45: cosmicac.ork.v1.RackAvailability.reason:type_name -> cosmicac.ork.v1.Reason
-	0,  // 46: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
-	6,  // 47: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
-	8,  // 48: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
-	10, // 49: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
-	12, // 50: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
-	14, // 51: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
-	16, // 52: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
-	18, // 53: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
-	29, // 54: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
-	31, // 55: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
-	33, // 56: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
-	35, // 57: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
-	37, // 58: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
-	55, // 59: cosmicac.ork.v1.Racks.GetAvailability:input_type -> cosmicac.ork.v1.GetAvailabilityRequest
-	21, // 60: cosmicac.ork.v1.Quotas.PutQuotas:input_type -> cosmicac.ork.v1.PutQuotasRequest
-	23, // 61: cosmicac.ork.v1.Quotas.GetQuota:input_type -> cosmicac.ork.v1.GetQuotaRequest
-	39, // 62: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
-	41, // 63: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
-	43, // 64: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
-	45, // 65: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
-	48, // 66: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
-	51, // 67: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
-	1,  // 68: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
-	7,  // 69: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
-	9,  // 70: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
-	11, // 71: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
-	13, // 72: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
-	15, // 73: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
-	17, // 74: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
-	19, // 75: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
-	30, // 76: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
-	32, // 77: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
-	34, // 78: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
-	36, // 79: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
-	38, // 80: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
-	56, // 81: cosmicac.ork.v1.Racks.GetAvailability:output_type -> cosmicac.ork.v1.GetAvailabilityResponse
-	22, // 82: cosmicac.ork.v1.Quotas.PutQuotas:output_type -> cosmicac.ork.v1.PutQuotasResponse
-	24, // 83: cosmicac.ork.v1.Quotas.GetQuota:output_type -> cosmicac.ork.v1.GetQuotaResponse
-	40, // 84: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
-	42, // 85: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
-	44, // 86: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
-	47, // 87: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
-	49, // 88: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
-	52, // 89: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
-	68, // [68:90] is the sub-list for method output_type
-	46, // [46:68] is the sub-list for method input_type
-	46, // [46:46] is the sub-list for extension type_name
-	46, // [46:46] is the sub-list for extension extendee
-	0,  // [0:46] is the sub-list for field type_name
+	81, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	82, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
+	25, // 2: cosmicac.ork.v1.CreateJobRequest.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	83, // 3: cosmicac.ork.v1.CreateJobRequest.price:type_name -> cosmicac.ork.v1.Price
+	84, // 4: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	3,  // 5: cosmicac.ork.v1.CreateJobResponse.plan:type_name -> cosmicac.ork.v1.JobPlan
+	4,  // 6: cosmicac.ork.v1.JobPlan.replicas:type_name -> cosmicac.ork.v1.ReplicaPlan
+	5,  // 7: cosmicac.ork.v1.ReplicaPlan.nodes:type_name -> cosmicac.ork.v1.PlannedNode
+	6,  // 8: cosmicac.ork.v1.ReplicaPlan.refusals:type_name -> cosmicac.ork.v1.PlanRefusal
+	85, // 9: cosmicac.ork.v1.PlanRefusal.reason:type_name -> cosmicac.ork.v1.Reason
+	84, // 10: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	86, // 11: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
+	87, // 12: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
+	84, // 13: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
+	84, // 14: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
+	84, // 15: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	84, // 16: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	84, // 17: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	84, // 18: cosmicac.ork.v1.RestartJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	84, // 19: cosmicac.ork.v1.FenceAttemptResponse.job:type_name -> cosmicac.ork.v1.Job
+	88, // 20: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
+	25, // 21: cosmicac.ork.v1.PutQuotasRequest.quotas:type_name -> cosmicac.ork.v1.ProjectQuota
+	25, // 22: cosmicac.ork.v1.GetQuotaResponse.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	89, // 23: cosmicac.ork.v1.RackEntry.drain_since:type_name -> google.protobuf.Timestamp
+	89, // 24: cosmicac.ork.v1.RackEntry.drain_deadline:type_name -> google.protobuf.Timestamp
+	30, // 25: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
+	89, // 26: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
+	32, // 27: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
+	33, // 28: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
+	80, // 29: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	30, // 30: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
+	30, // 31: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	30, // 32: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	31, // 33: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
+	30, // 34: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	46, // 35: cosmicac.ork.v1.ForgetRackResponse.abandoned:type_name -> cosmicac.ork.v1.ForgottenRack
+	90, // 36: cosmicac.ork.v1.DrainRackRequest.deadline:type_name -> google.protobuf.Duration
+	30, // 37: cosmicac.ork.v1.DrainRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	89, // 38: cosmicac.ork.v1.ForgottenRack.forgotten_at:type_name -> google.protobuf.Timestamp
+	47, // 39: cosmicac.ork.v1.ForgottenRack.attempts:type_name -> cosmicac.ork.v1.AbandonedAttempt
+	46, // 40: cosmicac.ork.v1.ListForgottenRacksResponse.racks:type_name -> cosmicac.ork.v1.ForgottenRack
+	0,  // 41: cosmicac.ork.v1.ResolveAbandonedRequest.action:type_name -> cosmicac.ork.v1.AbandonedAction
+	89, // 42: cosmicac.ork.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	53, // 43: cosmicac.ork.v1.Quarantine.evidence:type_name -> cosmicac.ork.v1.StartFailure
+	89, // 44: cosmicac.ork.v1.StartFailure.time:type_name -> google.protobuf.Timestamp
+	85, // 45: cosmicac.ork.v1.StartFailure.reason:type_name -> cosmicac.ork.v1.Reason
+	52, // 46: cosmicac.ork.v1.ListQuarantinesResponse.quarantines:type_name -> cosmicac.ork.v1.Quarantine
+	52, // 47: cosmicac.ork.v1.SetQuarantineResponse.quarantine:type_name -> cosmicac.ork.v1.Quarantine
+	91, // 48: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
+	89, // 49: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
+	92, // 50: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
+	67, // 51: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
+	93, // 52: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
+	71, // 53: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
+	89, // 54: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
+	74, // 55: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
+	75, // 56: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
+	86, // 57: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
+	89, // 58: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
+	86, // 59: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
+	78, // 60: cosmicac.ork.v1.GetAvailabilityResponse.gpus:type_name -> cosmicac.ork.v1.GpuAvailability
+	79, // 61: cosmicac.ork.v1.GpuAvailability.racks:type_name -> cosmicac.ork.v1.RackAvailability
+	90, // 62: cosmicac.ork.v1.GpuAvailability.longest_wait:type_name -> google.protobuf.Duration
+	85, // 63: cosmicac.ork.v1.RackAvailability.reason:type_name -> cosmicac.ork.v1.Reason
+	1,  // 64: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
+	7,  // 65: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
+	9,  // 66: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
+	11, // 67: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
+	13, // 68: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
+	15, // 69: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
+	17, // 70: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
+	19, // 71: cosmicac.ork.v1.Jobs.RestartJob:input_type -> cosmicac.ork.v1.RestartJobRequest
+	21, // 72: cosmicac.ork.v1.Jobs.FenceAttempt:input_type -> cosmicac.ork.v1.FenceAttemptRequest
+	23, // 73: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
+	34, // 74: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
+	36, // 75: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
+	38, // 76: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
+	40, // 77: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
+	42, // 78: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
+	44, // 79: cosmicac.ork.v1.Racks.DrainRack:input_type -> cosmicac.ork.v1.DrainRackRequest
+	48, // 80: cosmicac.ork.v1.Racks.ListForgottenRacks:input_type -> cosmicac.ork.v1.ListForgottenRacksRequest
+	50, // 81: cosmicac.ork.v1.Racks.ResolveAbandoned:input_type -> cosmicac.ork.v1.ResolveAbandonedRequest
+	54, // 82: cosmicac.ork.v1.Racks.ListQuarantines:input_type -> cosmicac.ork.v1.ListQuarantinesRequest
+	56, // 83: cosmicac.ork.v1.Racks.SetQuarantine:input_type -> cosmicac.ork.v1.SetQuarantineRequest
+	58, // 84: cosmicac.ork.v1.Racks.LiftQuarantine:input_type -> cosmicac.ork.v1.LiftQuarantineRequest
+	76, // 85: cosmicac.ork.v1.Racks.GetAvailability:input_type -> cosmicac.ork.v1.GetAvailabilityRequest
+	26, // 86: cosmicac.ork.v1.Quotas.PutQuotas:input_type -> cosmicac.ork.v1.PutQuotasRequest
+	28, // 87: cosmicac.ork.v1.Quotas.GetQuota:input_type -> cosmicac.ork.v1.GetQuotaRequest
+	60, // 88: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
+	62, // 89: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
+	64, // 90: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
+	66, // 91: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
+	69, // 92: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
+	72, // 93: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
+	2,  // 94: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
+	8,  // 95: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
+	10, // 96: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
+	12, // 97: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
+	14, // 98: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
+	16, // 99: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
+	18, // 100: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
+	20, // 101: cosmicac.ork.v1.Jobs.RestartJob:output_type -> cosmicac.ork.v1.RestartJobResponse
+	22, // 102: cosmicac.ork.v1.Jobs.FenceAttempt:output_type -> cosmicac.ork.v1.FenceAttemptResponse
+	24, // 103: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
+	35, // 104: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
+	37, // 105: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
+	39, // 106: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
+	41, // 107: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
+	43, // 108: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
+	45, // 109: cosmicac.ork.v1.Racks.DrainRack:output_type -> cosmicac.ork.v1.DrainRackResponse
+	49, // 110: cosmicac.ork.v1.Racks.ListForgottenRacks:output_type -> cosmicac.ork.v1.ListForgottenRacksResponse
+	51, // 111: cosmicac.ork.v1.Racks.ResolveAbandoned:output_type -> cosmicac.ork.v1.ResolveAbandonedResponse
+	55, // 112: cosmicac.ork.v1.Racks.ListQuarantines:output_type -> cosmicac.ork.v1.ListQuarantinesResponse
+	57, // 113: cosmicac.ork.v1.Racks.SetQuarantine:output_type -> cosmicac.ork.v1.SetQuarantineResponse
+	59, // 114: cosmicac.ork.v1.Racks.LiftQuarantine:output_type -> cosmicac.ork.v1.LiftQuarantineResponse
+	77, // 115: cosmicac.ork.v1.Racks.GetAvailability:output_type -> cosmicac.ork.v1.GetAvailabilityResponse
+	27, // 116: cosmicac.ork.v1.Quotas.PutQuotas:output_type -> cosmicac.ork.v1.PutQuotasResponse
+	29, // 117: cosmicac.ork.v1.Quotas.GetQuota:output_type -> cosmicac.ork.v1.GetQuotaResponse
+	61, // 118: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
+	63, // 119: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
+	65, // 120: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
+	68, // 121: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
+	70, // 122: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
+	73, // 123: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
+	94, // [94:124] is the sub-list for method output_type
+	64, // [64:94] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_ork_proto_init() }
@@ -3886,13 +5423,14 @@ func file_cosmicac_ork_v1_ork_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_ork_proto_rawDesc), len(file_cosmicac_ork_v1_ork_proto_rawDesc)),
-			NumEnums:      0,
-			NumMessages:   60,
+			NumEnums:      1,
+			NumMessages:   80,
 			NumExtensions: 0,
 			NumServices:   6,
 		},
 		GoTypes:           file_cosmicac_ork_v1_ork_proto_goTypes,
 		DependencyIndexes: file_cosmicac_ork_v1_ork_proto_depIdxs,
+		EnumInfos:         file_cosmicac_ork_v1_ork_proto_enumTypes,
 		MessageInfos:      file_cosmicac_ork_v1_ork_proto_msgTypes,
 	}.Build()
 	File_cosmicac_ork_v1_ork_proto = out.File

@@ -19,14 +19,16 @@ import (
 const _ = grpc.SupportPackageIsVersion9
 
 const (
-	Jobs_CreateJob_FullMethodName  = "/cosmicac.ork.v1.Jobs/CreateJob"
-	Jobs_GetJob_FullMethodName     = "/cosmicac.ork.v1.Jobs/GetJob"
-	Jobs_ListJobs_FullMethodName   = "/cosmicac.ork.v1.Jobs/ListJobs"
-	Jobs_WatchJobs_FullMethodName  = "/cosmicac.ork.v1.Jobs/WatchJobs"
-	Jobs_StopJob_FullMethodName    = "/cosmicac.ork.v1.Jobs/StopJob"
-	Jobs_StartJob_FullMethodName   = "/cosmicac.ork.v1.Jobs/StartJob"
-	Jobs_DeleteJob_FullMethodName  = "/cosmicac.ork.v1.Jobs/DeleteJob"
-	Jobs_ListEvents_FullMethodName = "/cosmicac.ork.v1.Jobs/ListEvents"
+	Jobs_CreateJob_FullMethodName    = "/cosmicac.ork.v1.Jobs/CreateJob"
+	Jobs_GetJob_FullMethodName       = "/cosmicac.ork.v1.Jobs/GetJob"
+	Jobs_ListJobs_FullMethodName     = "/cosmicac.ork.v1.Jobs/ListJobs"
+	Jobs_WatchJobs_FullMethodName    = "/cosmicac.ork.v1.Jobs/WatchJobs"
+	Jobs_StopJob_FullMethodName      = "/cosmicac.ork.v1.Jobs/StopJob"
+	Jobs_StartJob_FullMethodName     = "/cosmicac.ork.v1.Jobs/StartJob"
+	Jobs_DeleteJob_FullMethodName    = "/cosmicac.ork.v1.Jobs/DeleteJob"
+	Jobs_RestartJob_FullMethodName   = "/cosmicac.ork.v1.Jobs/RestartJob"
+	Jobs_FenceAttempt_FullMethodName = "/cosmicac.ork.v1.Jobs/FenceAttempt"
+	Jobs_ListEvents_FullMethodName   = "/cosmicac.ork.v1.Jobs/ListEvents"
 )
 
 // JobsClient is the client API for Jobs service.
@@ -52,6 +54,14 @@ type JobsClient interface {
 	// DeleteJob stops it and removes disks and record. The record stays readable
 	// until the cluster says that nothing is left, and its tombstone after.
 	DeleteJob(ctx context.Context, in *DeleteJobRequest, opts ...grpc.CallOption) (*DeleteJobResponse, error)
+	// RestartJob ends the current attempts and makes a new one of each as soon as
+	// nothing is left of it; ended replicas get theirs at once.
+	RestartJob(ctx context.Context, in *RestartJobRequest, opts ...grpc.CallOption) (*RestartJobResponse, error)
+	// FenceAttempt gives up an attempt that is not heard of, on the word of an
+	// operator who made sure that its machine is off: it fails, and a new attempt
+	// may be placed elsewhere. Its GPUs stay held until the cluster says that
+	// nothing of it is left. Refused for one that is heard of.
+	FenceAttempt(ctx context.Context, in *FenceAttemptRequest, opts ...grpc.CallOption) (*FenceAttemptResponse, error)
 	ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error)
 }
 
@@ -142,6 +152,26 @@ func (c *jobsClient) DeleteJob(ctx context.Context, in *DeleteJobRequest, opts .
 	return out, nil
 }
 
+func (c *jobsClient) RestartJob(ctx context.Context, in *RestartJobRequest, opts ...grpc.CallOption) (*RestartJobResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(RestartJobResponse)
+	err := c.cc.Invoke(ctx, Jobs_RestartJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *jobsClient) FenceAttempt(ctx context.Context, in *FenceAttemptRequest, opts ...grpc.CallOption) (*FenceAttemptResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(FenceAttemptResponse)
+	err := c.cc.Invoke(ctx, Jobs_FenceAttempt_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *jobsClient) ListEvents(ctx context.Context, in *ListEventsRequest, opts ...grpc.CallOption) (*ListEventsResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ListEventsResponse)
@@ -175,6 +205,14 @@ type JobsServer interface {
 	// DeleteJob stops it and removes disks and record. The record stays readable
 	// until the cluster says that nothing is left, and its tombstone after.
 	DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobResponse, error)
+	// RestartJob ends the current attempts and makes a new one of each as soon as
+	// nothing is left of it; ended replicas get theirs at once.
+	RestartJob(context.Context, *RestartJobRequest) (*RestartJobResponse, error)
+	// FenceAttempt gives up an attempt that is not heard of, on the word of an
+	// operator who made sure that its machine is off: it fails, and a new attempt
+	// may be placed elsewhere. Its GPUs stay held until the cluster says that
+	// nothing of it is left. Refused for one that is heard of.
+	FenceAttempt(context.Context, *FenceAttemptRequest) (*FenceAttemptResponse, error)
 	ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error)
 	mustEmbedUnimplementedJobsServer()
 }
@@ -206,6 +244,12 @@ func (UnimplementedJobsServer) StartJob(context.Context, *StartJobRequest) (*Sta
 }
 func (UnimplementedJobsServer) DeleteJob(context.Context, *DeleteJobRequest) (*DeleteJobResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteJob not implemented")
+}
+func (UnimplementedJobsServer) RestartJob(context.Context, *RestartJobRequest) (*RestartJobResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method RestartJob not implemented")
+}
+func (UnimplementedJobsServer) FenceAttempt(context.Context, *FenceAttemptRequest) (*FenceAttemptResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method FenceAttempt not implemented")
 }
 func (UnimplementedJobsServer) ListEvents(context.Context, *ListEventsRequest) (*ListEventsResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ListEvents not implemented")
@@ -350,6 +394,42 @@ func _Jobs_DeleteJob_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Jobs_RestartJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(RestartJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).RestartJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_RestartJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).RestartJob(ctx, req.(*RestartJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Jobs_FenceAttempt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(FenceAttemptRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).FenceAttempt(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_FenceAttempt_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).FenceAttempt(ctx, req.(*FenceAttemptRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Jobs_ListEvents_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ListEventsRequest)
 	if err := dec(in); err != nil {
@@ -400,6 +480,14 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 			Handler:    _Jobs_DeleteJob_Handler,
 		},
 		{
+			MethodName: "RestartJob",
+			Handler:    _Jobs_RestartJob_Handler,
+		},
+		{
+			MethodName: "FenceAttempt",
+			Handler:    _Jobs_FenceAttempt_Handler,
+		},
+		{
 			MethodName: "ListEvents",
 			Handler:    _Jobs_ListEvents_Handler,
 		},
@@ -415,12 +503,18 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 }
 
 const (
-	Racks_PutRack_FullMethodName         = "/cosmicac.ork.v1.Racks/PutRack"
-	Racks_RegisterRack_FullMethodName    = "/cosmicac.ork.v1.Racks/RegisterRack"
-	Racks_ListRacks_FullMethodName       = "/cosmicac.ork.v1.Racks/ListRacks"
-	Racks_CordonRack_FullMethodName      = "/cosmicac.ork.v1.Racks/CordonRack"
-	Racks_ForgetRack_FullMethodName      = "/cosmicac.ork.v1.Racks/ForgetRack"
-	Racks_GetAvailability_FullMethodName = "/cosmicac.ork.v1.Racks/GetAvailability"
+	Racks_PutRack_FullMethodName            = "/cosmicac.ork.v1.Racks/PutRack"
+	Racks_RegisterRack_FullMethodName       = "/cosmicac.ork.v1.Racks/RegisterRack"
+	Racks_ListRacks_FullMethodName          = "/cosmicac.ork.v1.Racks/ListRacks"
+	Racks_CordonRack_FullMethodName         = "/cosmicac.ork.v1.Racks/CordonRack"
+	Racks_ForgetRack_FullMethodName         = "/cosmicac.ork.v1.Racks/ForgetRack"
+	Racks_DrainRack_FullMethodName          = "/cosmicac.ork.v1.Racks/DrainRack"
+	Racks_ListForgottenRacks_FullMethodName = "/cosmicac.ork.v1.Racks/ListForgottenRacks"
+	Racks_ResolveAbandoned_FullMethodName   = "/cosmicac.ork.v1.Racks/ResolveAbandoned"
+	Racks_ListQuarantines_FullMethodName    = "/cosmicac.ork.v1.Racks/ListQuarantines"
+	Racks_SetQuarantine_FullMethodName      = "/cosmicac.ork.v1.Racks/SetQuarantine"
+	Racks_LiftQuarantine_FullMethodName     = "/cosmicac.ork.v1.Racks/LiftQuarantine"
+	Racks_GetAvailability_FullMethodName    = "/cosmicac.ork.v1.Racks/GetAvailability"
 )
 
 // RacksClient is the client API for Racks service.
@@ -439,6 +533,23 @@ type RacksClient interface {
 	CordonRack(ctx context.Context, in *CordonRackRequest, opts ...grpc.CallOption) (*CordonRackResponse, error)
 	// ForgetRack removes an entry; refused while it has live attempts.
 	ForgetRack(ctx context.Context, in *ForgetRackRequest, opts ...grpc.CallOption) (*ForgetRackResponse, error)
+	// DrainRack closes a rack, tells the owners of its jobs, and stops what still
+	// runs there at the deadline: containers are stopped, inference replicas move.
+	// Opening the rack again with CordonRack takes it back.
+	DrainRack(ctx context.Context, in *DrainRackRequest, opts ...grpc.CallOption) (*DrainRackResponse, error)
+	// ListForgottenRacks lists racks that were removed by force, with what was
+	// left there.
+	ListForgottenRacks(ctx context.Context, in *ListForgottenRacksRequest, opts ...grpc.CallOption) (*ListForgottenRacksResponse, error)
+	// ResolveAbandoned decides about what a forced removal left on a rack whose
+	// entry is back: adopt it, or stop it and take it down.
+	ResolveAbandoned(ctx context.Context, in *ResolveAbandonedRequest, opts ...grpc.CallOption) (*ResolveAbandonedResponse, error)
+	// ListQuarantines lists what is left out of placement and what is suspect.
+	ListQuarantines(ctx context.Context, in *ListQuarantinesRequest, opts ...grpc.CallOption) (*ListQuarantinesResponse, error)
+	// SetQuarantine leaves a node, or one GPU model of it, out of placement. What
+	// runs there goes on.
+	SetQuarantine(ctx context.Context, in *SetQuarantineRequest, opts ...grpc.CallOption) (*SetQuarantineResponse, error)
+	// LiftQuarantine takes it back and forgets the failures that led to it.
+	LiftQuarantine(ctx context.Context, in *LiftQuarantineRequest, opts ...grpc.CallOption) (*LiftQuarantineResponse, error)
 	// GetAvailability says what a job could get now, once everybody who waits has
 	// been served, and how long they have waited.
 	GetAvailability(ctx context.Context, in *GetAvailabilityRequest, opts ...grpc.CallOption) (*GetAvailabilityResponse, error)
@@ -502,6 +613,66 @@ func (c *racksClient) ForgetRack(ctx context.Context, in *ForgetRackRequest, opt
 	return out, nil
 }
 
+func (c *racksClient) DrainRack(ctx context.Context, in *DrainRackRequest, opts ...grpc.CallOption) (*DrainRackResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DrainRackResponse)
+	err := c.cc.Invoke(ctx, Racks_DrainRack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *racksClient) ListForgottenRacks(ctx context.Context, in *ListForgottenRacksRequest, opts ...grpc.CallOption) (*ListForgottenRacksResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListForgottenRacksResponse)
+	err := c.cc.Invoke(ctx, Racks_ListForgottenRacks_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *racksClient) ResolveAbandoned(ctx context.Context, in *ResolveAbandonedRequest, opts ...grpc.CallOption) (*ResolveAbandonedResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ResolveAbandonedResponse)
+	err := c.cc.Invoke(ctx, Racks_ResolveAbandoned_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *racksClient) ListQuarantines(ctx context.Context, in *ListQuarantinesRequest, opts ...grpc.CallOption) (*ListQuarantinesResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListQuarantinesResponse)
+	err := c.cc.Invoke(ctx, Racks_ListQuarantines_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *racksClient) SetQuarantine(ctx context.Context, in *SetQuarantineRequest, opts ...grpc.CallOption) (*SetQuarantineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(SetQuarantineResponse)
+	err := c.cc.Invoke(ctx, Racks_SetQuarantine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *racksClient) LiftQuarantine(ctx context.Context, in *LiftQuarantineRequest, opts ...grpc.CallOption) (*LiftQuarantineResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(LiftQuarantineResponse)
+	err := c.cc.Invoke(ctx, Racks_LiftQuarantine_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *racksClient) GetAvailability(ctx context.Context, in *GetAvailabilityRequest, opts ...grpc.CallOption) (*GetAvailabilityResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(GetAvailabilityResponse)
@@ -528,6 +699,23 @@ type RacksServer interface {
 	CordonRack(context.Context, *CordonRackRequest) (*CordonRackResponse, error)
 	// ForgetRack removes an entry; refused while it has live attempts.
 	ForgetRack(context.Context, *ForgetRackRequest) (*ForgetRackResponse, error)
+	// DrainRack closes a rack, tells the owners of its jobs, and stops what still
+	// runs there at the deadline: containers are stopped, inference replicas move.
+	// Opening the rack again with CordonRack takes it back.
+	DrainRack(context.Context, *DrainRackRequest) (*DrainRackResponse, error)
+	// ListForgottenRacks lists racks that were removed by force, with what was
+	// left there.
+	ListForgottenRacks(context.Context, *ListForgottenRacksRequest) (*ListForgottenRacksResponse, error)
+	// ResolveAbandoned decides about what a forced removal left on a rack whose
+	// entry is back: adopt it, or stop it and take it down.
+	ResolveAbandoned(context.Context, *ResolveAbandonedRequest) (*ResolveAbandonedResponse, error)
+	// ListQuarantines lists what is left out of placement and what is suspect.
+	ListQuarantines(context.Context, *ListQuarantinesRequest) (*ListQuarantinesResponse, error)
+	// SetQuarantine leaves a node, or one GPU model of it, out of placement. What
+	// runs there goes on.
+	SetQuarantine(context.Context, *SetQuarantineRequest) (*SetQuarantineResponse, error)
+	// LiftQuarantine takes it back and forgets the failures that led to it.
+	LiftQuarantine(context.Context, *LiftQuarantineRequest) (*LiftQuarantineResponse, error)
 	// GetAvailability says what a job could get now, once everybody who waits has
 	// been served, and how long they have waited.
 	GetAvailability(context.Context, *GetAvailabilityRequest) (*GetAvailabilityResponse, error)
@@ -555,6 +743,24 @@ func (UnimplementedRacksServer) CordonRack(context.Context, *CordonRackRequest) 
 }
 func (UnimplementedRacksServer) ForgetRack(context.Context, *ForgetRackRequest) (*ForgetRackResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ForgetRack not implemented")
+}
+func (UnimplementedRacksServer) DrainRack(context.Context, *DrainRackRequest) (*DrainRackResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DrainRack not implemented")
+}
+func (UnimplementedRacksServer) ListForgottenRacks(context.Context, *ListForgottenRacksRequest) (*ListForgottenRacksResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListForgottenRacks not implemented")
+}
+func (UnimplementedRacksServer) ResolveAbandoned(context.Context, *ResolveAbandonedRequest) (*ResolveAbandonedResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ResolveAbandoned not implemented")
+}
+func (UnimplementedRacksServer) ListQuarantines(context.Context, *ListQuarantinesRequest) (*ListQuarantinesResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListQuarantines not implemented")
+}
+func (UnimplementedRacksServer) SetQuarantine(context.Context, *SetQuarantineRequest) (*SetQuarantineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method SetQuarantine not implemented")
+}
+func (UnimplementedRacksServer) LiftQuarantine(context.Context, *LiftQuarantineRequest) (*LiftQuarantineResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method LiftQuarantine not implemented")
 }
 func (UnimplementedRacksServer) GetAvailability(context.Context, *GetAvailabilityRequest) (*GetAvailabilityResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method GetAvailability not implemented")
@@ -670,6 +876,114 @@ func _Racks_ForgetRack_Handler(srv interface{}, ctx context.Context, dec func(in
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Racks_DrainRack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DrainRackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).DrainRack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_DrainRack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).DrainRack(ctx, req.(*DrainRackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Racks_ListForgottenRacks_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListForgottenRacksRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).ListForgottenRacks(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_ListForgottenRacks_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).ListForgottenRacks(ctx, req.(*ListForgottenRacksRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Racks_ResolveAbandoned_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ResolveAbandonedRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).ResolveAbandoned(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_ResolveAbandoned_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).ResolveAbandoned(ctx, req.(*ResolveAbandonedRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Racks_ListQuarantines_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListQuarantinesRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).ListQuarantines(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_ListQuarantines_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).ListQuarantines(ctx, req.(*ListQuarantinesRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Racks_SetQuarantine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(SetQuarantineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).SetQuarantine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_SetQuarantine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).SetQuarantine(ctx, req.(*SetQuarantineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Racks_LiftQuarantine_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(LiftQuarantineRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RacksServer).LiftQuarantine(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Racks_LiftQuarantine_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RacksServer).LiftQuarantine(ctx, req.(*LiftQuarantineRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Racks_GetAvailability_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(GetAvailabilityRequest)
 	if err := dec(in); err != nil {
@@ -714,6 +1028,30 @@ var Racks_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "ForgetRack",
 			Handler:    _Racks_ForgetRack_Handler,
+		},
+		{
+			MethodName: "DrainRack",
+			Handler:    _Racks_DrainRack_Handler,
+		},
+		{
+			MethodName: "ListForgottenRacks",
+			Handler:    _Racks_ListForgottenRacks_Handler,
+		},
+		{
+			MethodName: "ResolveAbandoned",
+			Handler:    _Racks_ResolveAbandoned_Handler,
+		},
+		{
+			MethodName: "ListQuarantines",
+			Handler:    _Racks_ListQuarantines_Handler,
+		},
+		{
+			MethodName: "SetQuarantine",
+			Handler:    _Racks_SetQuarantine_Handler,
+		},
+		{
+			MethodName: "LiftQuarantine",
+			Handler:    _Racks_LiftQuarantine_Handler,
 		},
 		{
 			MethodName: "GetAvailability",
