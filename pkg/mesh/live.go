@@ -48,6 +48,7 @@ func (n *Node) watch() {
 			}
 		}
 		if tick%40 == 0 {
+			n.restClients()
 			n.sessions.forgetPast(20 * time.Second)
 			n.dropFormer()
 			n.dropDoubles()

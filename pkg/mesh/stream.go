@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -247,6 +249,16 @@ func (n *Node) client(p peer.ID) (c *client, ok bool) {
 	}
 	c.calls.Add(1)
 	return c, true
+}
+
+// restClients ends the streams of calls that were idle since it ran last.
+func (n *Node) restClients() {
+	n.mu.Lock()
+	clients := slices.Collect(maps.Values(n.clients))
+	n.mu.Unlock()
+	for _, c := range clients {
+		c.Rest()
+	}
 }
 
 // forgetClients drops the clients of peers that are not connected.

@@ -17,9 +17,11 @@ import (
 )
 
 const (
-	// callsPerStream is how many calls run at a time on one stream of calls. The
-	// caller holds further ones back; who does not is refused.
+	// callsPerStream is how many calls a caller lets run at a time on one stream of
+	// calls. Who does not keep to it is refused above twice that: an answer may
+	// arrive, and be followed by a new call, before its worker has cleared up.
 	callsPerStream = 256
+	mostCalls      = 2 * callsPerStream
 	// heldBytes bounds the requests and answers of one stream whose calls still
 	// run; above it the stream is not read, so that a peer that reads no answers
 	// gets no more of them made.
@@ -132,11 +134,11 @@ func (a *answers) start(j *job) error {
 		a.room.Wait()
 	}
 	_, twice := a.running[j.frame.id]
-	full := len(a.running) >= callsPerStream
+	full := len(a.running) >= mostCalls
 	if a.ended || twice || full {
 		a.mu.Unlock()
 		if full && !twice {
-			a.fail(j.frame.id, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
+			a.fail(j.frame.id, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", mostCalls))
 			j.frame.buffer.free()
 			return nil
 		}

@@ -63,12 +63,13 @@ type callLink struct {
 	out   *outbox
 	once  sync.Once
 	loops sync.WaitGroup
-	slots chan struct{} // calls in flight, as many as the other end takes
+	slots chan struct{} // calls that the other end has, as many as it takes
 
 	mu    sync.Mutex
 	calls map[uint64]*call
 	next  uint64
-	err   error // why it ended
+	seen  uint64 // next, when rest looked last
+	err   error  // why it ended
 }
 
 // call is one call that waits for its answer.
@@ -78,6 +79,10 @@ type call struct {
 	answer frame         // the last frame
 	parts  []byte        // of an answer in pieces, before the last
 }
+
+// abandoned stands for a call whose caller gave up. The other end has it until it
+// answers, so it keeps its slot.
+var abandoned = &call{}
 
 var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
 
@@ -103,18 +108,39 @@ func (l *callLink) close() {
 // fail ends the link and every call on it, once.
 func (l *callLink) fail(err error) {
 	l.once.Do(func() {
+		l.out.end() // first: a call that finds none of its kind here finds the link dead
 		l.mu.Lock()
-		l.err = err
+		if l.calls != nil {
+			l.err = err
+		}
 		calls := l.calls
 		l.calls = nil
 		l.mu.Unlock()
-		l.out.end()
 		_ = l.conn.Close()
 		for _, c := range calls {
-			c.err = err
-			c.done <- struct{}{}
+			if c != abandoned {
+				c.err = err
+				c.done <- struct{}{}
+			}
 		}
 	})
+}
+
+// errRested ends a call that came when its link had just been given back.
+var errRested = errors.New("the link rests")
+
+func (l *callLink) rest() {
+	l.mu.Lock()
+	quiet := l.calls != nil && len(l.calls) == 0 && l.next == l.seen
+	l.seen = l.next
+	if quiet {
+		l.out.end()
+		l.calls, l.err = nil, errRested
+	}
+	l.mu.Unlock()
+	if quiet {
+		l.fail(net.ErrClosed)
+	}
 }
 
 func (l *callLink) read() error {
@@ -136,9 +162,15 @@ func (l *callLink) read() error {
 		}
 		l.mu.Unlock()
 		switch {
-		case c == nil: // its caller gave up
+		case c == nil: // no call of this end's: a peer may say what it likes
 			f.buffer.free()
+		case c == abandoned:
+			f.buffer.free()
+			if last {
+				<-l.slots
+			}
 		case last:
+			<-l.slots
 			c.answer = f
 			c.done <- struct{}{}
 		default:
@@ -165,14 +197,16 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 			return false, l.broke(q.method, peer, l.why())
 		}
 	}
-	defer func() { <-l.slots }()
-
 	c := callPool.Get().(*call)
 	l.mu.Lock()
 	if l.calls == nil {
 		err := l.err
 		l.mu.Unlock()
 		callPool.Put(c)
+		<-l.slots
+		if err == errRested {
+			return false, err
+		}
 		return false, l.broke(q.method, peer, err)
 	}
 	l.next++
@@ -184,21 +218,21 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 	out, err := q.append(ctx, b.bytes, id)
 	if err != nil {
 		b.free()
-		l.forget(id, c)
+		l.forget(id, c, nil)
 		return false, err
 	}
 	b.bytes = out
 	sent = l.out.put(ctx, b.bytes, false)
 	b.free()
 	if !sent && ctx.Err() != nil {
-		l.forget(id, c)
+		l.forget(id, c, nil)
 		return false, ended(ctx, q.method, peer)
 	}
 	// Not sent because the link ended: fail tells the call so.
 	select {
 	case <-c.done:
 	case <-ctx.Done():
-		if !l.forget(id, c) {
+		if !l.forget(id, c, abandoned) {
 			return true, ended(ctx, q.method, peer) // its answer came at the same moment
 		}
 		var cancel [16]byte
@@ -215,15 +249,21 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 	return true, err
 }
 
-// forget takes a call off the link; false when it was answered or ended before.
-// A call that was is left to the collector: its channel may have been sent to.
-func (l *callLink) forget(id uint64, c *call) bool {
+// forget takes a call off the link, or leaves another in its place; false when it
+// was answered or ended before. A call that was is left to the collector: its
+// channel may have been sent to.
+func (l *callLink) forget(id uint64, c, instead *call) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.calls[id] != c {
 		return false
 	}
+	if instead != nil {
+		l.calls[id] = instead
+		return true
+	}
 	delete(l.calls, id)
+	<-l.slots
 	return true
 }
 

@@ -16,6 +16,12 @@ type channel struct {
 	grpc *grpc.ClientConn
 	conn *watchedConn
 	once sync.Once
+
+	mu      sync.Mutex
+	running int    // calls
+	made    uint64 // calls so far
+	seen    uint64 // made, when rest looked last
+	rested  bool
 }
 
 func newChannel(conn net.Conn, drop func(*channel)) (*channel, error) {
@@ -43,6 +49,35 @@ func newChannel(conn net.Conn, drop func(*channel)) (*channel, error) {
 	l.grpc, l.conn = cc, w
 	cc.Connect()
 	return l, nil
+}
+
+// begin counts a call, until finish; false when the channel rests: take another.
+func (l *channel) begin() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.rested {
+		return false
+	}
+	l.running++
+	l.made++
+	return true
+}
+
+func (l *channel) finish() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.running--
+}
+
+func (l *channel) rest() {
+	l.mu.Lock()
+	l.rested = l.rested || l.running == 0 && l.made == l.seen
+	l.seen = l.made
+	rested := l.rested
+	l.mu.Unlock()
+	if rested {
+		l.abandon()
+	}
 }
 
 func (l *channel) under() net.Conn { return l.conn.Conn }

@@ -12,7 +12,8 @@
 // Guarantees. A call ends exactly once. A call whose connection dies ends with
 // kind unreachable and is never sent a second time by this package. Calls of
 // one client may run at the same time, in no order. Above 256 at a time on one
-// stream of calls the next waits for its turn, within its own deadline. A peer that
+// stream of calls the next waits for its turn, within its own deadline; one whose
+// caller gave up counts until the peer has let go of it. A peer that
 // reads nothing, or sends too much, holds a bounded share of memory. A unary call without a
 // deadline gets DefaultDeadline; a stream has none of its own.
 //

@@ -17,6 +17,8 @@ type link interface {
 	abandon()
 	// close ends it and its calls, and waits for its goroutines.
 	close()
+	// rest ends it if no call ran on it since rest was last asked.
+	rest()
 	// under is the connection below, to be asked whether it is ready.
 	under() net.Conn
 }
@@ -133,6 +135,16 @@ func (s *slot[L]) drop(l L) {
 		defer s.running.Done()
 		l.close()
 	}()
+}
+
+func (s *slot[L]) rest() {
+	var none L
+	s.mu.Lock()
+	l := s.link
+	s.mu.Unlock()
+	if l != none {
+		l.rest()
+	}
 }
 
 // shut refuses further calls and returns the link to be closed; the lock is held.
