@@ -1696,6 +1696,8 @@ type RackEntry struct {
 	// Set by DrainRack alone.
 	DrainSince    *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=drain_since,json=drainSince,proto3" json:"drain_since,omitempty"`
 	DrainDeadline *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=drain_deadline,json=drainDeadline,proto3" json:"drain_deadline,omitempty"`
+	// Who drains it.
+	DrainActor    string `protobuf:"bytes,11,opt,name=drain_actor,json=drainActor,proto3" json:"drain_actor,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1798,6 +1800,13 @@ func (x *RackEntry) GetDrainDeadline() *timestamppb.Timestamp {
 		return x.DrainDeadline
 	}
 	return nil
+}
+
+func (x *RackEntry) GetDrainActor() string {
+	if x != nil {
+		return x.DrainActor
+	}
+	return ""
 }
 
 // Rack is an entry with its worker's report.
@@ -4860,7 +4869,7 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\"d\n" +
 	"\x10GetQuotaResponse\x123\n" +
 	"\x05quota\x18\x01 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\x12\x1b\n" +
-	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\"\xed\x02\n" +
+	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\"\x8e\x03\n" +
 	"\tRackEntry\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x10\n" +
@@ -4873,7 +4882,9 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\vdrain_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"drainSince\x12A\n" +
 	"\x0edrain_deadline\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\"\xa4\x02\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\rdrainDeadline\x12\x1f\n" +
+	"\vdrain_actor\x18\v \x01(\tR\n" +
+	"drainActor\"\xa4\x02\n" +
 	"\x04Rack\x120\n" +
 	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\x12\x1c\n" +
 	"\tconnected\x18\x02 \x01(\bR\tconnected\x12<\n" +
