@@ -56,6 +56,10 @@ const (
 	PeersRefused Code = "peers_refused"
 	// RefusedByPeer: RaiseFor(code, peer, peer's name, reason).
 	RefusedByPeer Code = "refused_by_peer"
+	// StoodStill: Raise(code, for how long).
+	StoodStill Code = "stood_still"
+	// AbandonedWork: RaiseFor(code, rack, rack, when it was removed, how many, which, rack).
+	AbandonedWork Code = "abandoned_work"
 )
 
 var declared = []Warning{
@@ -85,6 +89,8 @@ var declared = []Warning{
 	{RelayedOnly, Warn, "%s is reached through a relay only, which is slower", "open the mesh port of one of the two hosts to the other, in TCP and UDP; `cosmicac mesh trace %s` tells what was tried"},
 	{UDPBlocked, Warn, "TCP gets through to the bootstraps and QUIC does not: UDP is blocked on the way", "let UDP out of this host to the bootstraps' mesh ports and its answers in; without it no hole is punched through a NAT; `cosmicac mesh netcheck --from %s` tells more"},
 	{PeersRefused, Warn, "%s introductions were refused lately, the last of key %s: %s", "admit the key if it is yours: `cosmicac network admit`; if not, the log says where it comes from"},
+	{StoodStill, Warn, "this daemon stood still for %s: nothing is judged by what it did not hear meanwhile", "look for what stopped the host or the process: sleep, swapping, a debugger"},
+	{AbandonedWork, Error, "rack %s was removed by force at %s and is back with %s attempts that were abandoned: %s", "decide about them: `cosmicac racks adopt %s`, or `cosmicac racks clear` with --confirm"},
 	{RefusedByPeer, Error, "%s refuses this node: %s", "see that both hold the newest roster and that it lists this node's key: `cosmicac network roster`, `cosmicac doctor`"},
 }
 

@@ -35,7 +35,9 @@ type voice struct {
 	since     time.Time
 	heardAt   time.Time
 	report    *agentv1.Report
-	card      *meshv1.Card
+	// shellAt and gpuUsedAt are when it was last used, as far as it says.
+	shellAt, gpuUsedAt time.Time
+	card               *meshv1.Card
 }
 
 func (p *presence) get(id string) *attempt {
@@ -85,7 +87,16 @@ func (p *presence) hear(id string, node uint32, r *agentv1.Report, c *meshv1.Car
 	v := p.get(id).node(node)
 	v.heardAt = now
 	if r != nil {
-		changed = v.report == nil || v.report.Phase != r.Phase || v.report.Message != r.Message ||
+		if r.ShellSessions > 0 || v.report.GetShellSessions() > 0 {
+			v.shellAt = now
+		}
+		// An agent counts from its start; the small differences of each report's
+		// way are no use.
+		if used := now.Add(-time.Duration(r.GpuIdleSeconds) * time.Second); r.GpuUseKnown && used.Sub(v.gpuUsedAt) > jitter {
+			v.gpuUsedAt = used
+		}
+		changed = (v.report.GetShellSessions() == 0) != (r.ShellSessions == 0) ||
+			v.report == nil || v.report.Phase != r.Phase || v.report.Message != r.Message ||
 			(v.report.RequestsRunning+v.report.RequestsWaiting == 0) != (r.RequestsRunning+r.RequestsWaiting == 0)
 		v.report = r
 	}
@@ -150,7 +161,22 @@ func (p *presence) sight(a *job.Attempt) (life.Agent, *meshv1.Card) {
 		return out, nil
 	}
 	out.Attending, out.Since, out.HeardAt, out.Report = v.attending > 0, v.since, v.heardAt, v.report
+	for i := range a.Nodes {
+		if n := heard.nodes[uint32(i)]; n != nil {
+			out.ShellAt, out.GPUUsedAt = latest(out.ShellAt, n.shellAt), latest(out.GPUUsedAt, n.gpuUsedAt)
+		}
+	}
 	return out, v.card
+}
+
+// jitter is by how much two reports of one moment of use may differ.
+const jitter = 3 * time.Second
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 func (v *voice) ready() bool {

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 )
 
 // Intent is what the user wants of a job. It only ever grows from run or stop
@@ -34,10 +35,15 @@ type Job struct {
 
 	Intent Intent
 	// IntentReason is what the attempts end with: stop_requested,
-	// delete_requested, max_duration.
-	IntentReason orkv1.Reason
+	// delete_requested, max_duration; IntentMessage says more, if there is more.
+	IntentReason  orkv1.Reason
+	IntentMessage string
 	// Actor set the intent.
 	Actor string
+	// Price is what a GPU costs, nil when that was not known at create.
+	Price *orkv1.Price
+	// FormerGPUTime is the GPU time of attempts that are no longer kept.
+	FormerGPUTime time.Duration
 	// EndpointID is "ep-..." for a Managed Inference Job, empty otherwise.
 	EndpointID string
 
@@ -73,6 +79,9 @@ const (
 	ConditionDegraded       = "degraded"
 	ConditionCleanupPending = "cleanup_pending"
 	ConditionDraining       = "draining"
+	ConditionIdle           = "idle"
+	ConditionAlert          = "alert"
+	ConditionAbandoned      = "abandoned"
 )
 
 // Replica is one copy of the workload.
@@ -82,6 +91,8 @@ type Replica struct {
 	// Failures counts attempts that failed in a row; a long healthy run
 	// resets it.
 	Failures uint32
+	// StartFailures counts attempts in a row that a node failed to start.
+	StartFailures uint32
 	// Attempts are oldest first; there is at least one.
 	Attempts []*Attempt
 }
@@ -135,13 +146,29 @@ type Attempt struct {
 	DefaultUser    string            `json:"default_user,omitempty"`
 	// Fenced: a second key redeemed one of its tokens.
 	Fenced bool `json:"fenced,omitempty"`
+	// FencedByOperator: somebody who knows gave it up, so that another attempt may
+	// follow although the cluster has not said that it is gone.
+	FencedByOperator bool `json:"fenced_by_operator,omitempty"`
 
-	Gone       bool `json:"gone,omitempty"`
-	Simulated  bool `json:"simulated,omitempty"`
-	AgentReady bool `json:"agent_ready,omitempty"`
+	// Recycle: it is to end, for this reason, and another attempt follows.
+	Recycle orkv1.Reason `json:"recycle,omitempty"`
+	// Stage is the furthest that the cluster came with starting it.
+	Stage workerv1.AttemptPhase `json:"stage,omitempty"`
+	// StartFailed: the cluster could not start it on its node, and neither image
+	// nor user had a part in that. GPUUUIDs are what its agent said, if it spoke.
+	StartFailed bool     `json:"start_failed,omitempty"`
+	GPUUUIDs    []string `json:"gpu_uuids,omitempty"`
+
+	Gone       bool      `json:"gone,omitempty"`
+	GoneAt     time.Time `json:"gone_at,omitzero"`
+	Simulated  bool      `json:"simulated,omitempty"`
+	AgentReady bool      `json:"agent_ready,omitempty"`
 
 	Unreachable Mark `json:"unreachable,omitzero"`
 	Draining    Mark `json:"draining,omitzero"`
+	Idle        Mark `json:"idle,omitzero"`
+	// Abandoned: an operator removed its rack by force.
+	Abandoned Mark `json:"abandoned,omitzero"`
 }
 
 // Mark is a condition of an attempt: empty, or since when and why.
@@ -192,9 +219,45 @@ func Ended(s orkv1.State) bool {
 	return false
 }
 
-// Settled reports whether nothing of the attempt is left to do: it ended and
-// the cluster holds nothing of it.
-func (a *Attempt) Settled() bool { return Ended(a.State) && a.Gone }
+// Settled reports whether nothing of the attempt is left to do: it ended, and
+// the cluster holds nothing of it or cannot be asked any more.
+func (a *Attempt) Settled() bool { return Ended(a.State) && (a.Gone || a.Abandoned.Set()) }
+
+// Leave notes that the cluster holds nothing of the attempt.
+func (a *Attempt) Leave(now time.Time) { a.Gone, a.GoneAt = true, now }
+
+// GPUTime is how long the attempt held its GPUs, times their number: from the
+// claim until the cluster held nothing of it, or until it was given up by force.
+func (a *Attempt) GPUTime(now time.Time) time.Duration {
+	if a.ClaimedAt.IsZero() {
+		return 0
+	}
+	end := now
+	switch {
+	case !a.GoneAt.IsZero():
+		end = a.GoneAt
+	case a.Abandoned.Set():
+		end = a.Abandoned.Since
+	case a.FencedByOperator:
+		end = a.EndedAt
+	}
+	return max(end.Sub(a.ClaimedAt), 0) * time.Duration(a.GPUs())
+}
+
+// CostCents is what the job's GPUs have cost so far, in hundredths of the price's
+// currency, rounded down; 0 without a price.
+func (j *Job) CostCents(now time.Time) uint64 {
+	if j.Price == nil {
+		return 0
+	}
+	held := j.FormerGPUTime
+	for _, r := range j.Replicas {
+		for _, a := range r.Attempts {
+			held += a.GPUTime(now)
+		}
+	}
+	return uint64(held.Hours() * float64(j.Price.CentsPerGpuHour))
+}
 
 // Certified reports whether an attempt's agents may hold a certificate. They may
 // not once it has ended or is fenced; and a container's not once it is told to
@@ -270,6 +333,7 @@ func (a *Attempt) Clone() *Attempt {
 	}
 	c.RefusedNodes = slices.Clone(a.RefusedNodes)
 	c.AgentAddresses = slices.Clone(a.AgentAddresses)
+	c.GPUUUIDs = slices.Clone(a.GPUUUIDs)
 	if a.NodeKeys != nil {
 		c.NodeKeys = make(map[uint32]string, len(a.NodeKeys))
 		for k, v := range a.NodeKeys {
@@ -279,7 +343,7 @@ func (a *Attempt) Clone() *Attempt {
 	return &c
 }
 
-// Clone copies the job. Spec and owner never change and are shared.
+// Clone copies the job. Spec, owner and price never change and are shared.
 func (j *Job) Clone() *Job {
 	c := *j
 	c.Conditions = slices.Clone(j.Conditions)

@@ -9,7 +9,8 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 )
 
-// View is the job as the wire shows it.
+// View is the job as the wire shows it, without its cost, which moves on by
+// itself.
 func (j *Job) View() *orkv1.Job {
 	v := &orkv1.Job{
 		Id: j.ID, Spec: j.Spec, Owner: j.Owner,
@@ -17,6 +18,7 @@ func (j *Job) View() *orkv1.Job {
 		CreatedAt: stamp(j.CreatedAt), UpdatedAt: stamp(j.UpdatedAt),
 		DeleteRequestedAt: stamp(j.DeleteRequestedAt),
 		Revision:          j.Revision,
+		Price:             j.Price,
 	}
 	for _, c := range j.Conditions {
 		v.Conditions = append(v.Conditions, &orkv1.Condition{Kind: c.Kind, Message: c.Message, Since: stamp(c.Since)})
@@ -41,6 +43,7 @@ func (a *Attempt) View() *orkv1.Attempt {
 		AgentKey: a.AgentKey, AgentAddresses: a.AgentAddresses,
 		SshHostKey: a.SSHHostKey, DefaultUser: a.DefaultUser,
 		Gone: a.Gone, Simulated: a.Simulated, AgentReady: a.AgentReady,
+		ClaimedAt: stamp(a.ClaimedAt), GoneAt: stamp(a.GoneAt), Abandoned: a.Abandoned.Set(),
 	}
 }
 

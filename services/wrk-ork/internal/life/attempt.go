@@ -31,7 +31,19 @@ const (
 // advance moves one attempt as far as what is seen allows. It changes a.
 func advance(l Limits, j *job.Job, a *job.Attempt, s Sight) {
 	seen := s.Attempts[a.ID]
-	rack := s.Racks[a.RackID]
+	rack, known := s.Racks[a.RackID]
+	if a.Abandoned.Set() && known && j.Intent != job.IntentRun {
+		// Its rack is back and its end was asked for: taken down like any other.
+		a.Abandoned = job.Mark{}
+	}
+	if a.Abandoned.Set() {
+		// Nothing can be asked of its cluster, and nothing is judged of it.
+		if j.Intent != job.IntentRun {
+			finish(j, a, s.Now)
+		}
+		readiness(l, a, seen, s)
+		return
+	}
 	observe(a, seen, rack, s.Now)
 	// Each round is one transition; a life has fewer than ten.
 	for range 10 {
@@ -50,6 +62,7 @@ func observe(a *job.Attempt, seen Attempt, rack Rack, now time.Time) {
 	if st := seen.Status; st != nil {
 		a.Seen, a.Sent = true, true
 		a.Simulated = rack.Simulated
+		a.Stage = furthest(a.Stage, st.Phase)
 		mergeNodes(a, st.Nodes)
 		switch st.Phase {
 		case workerv1.AttemptPhase_ATTEMPT_PHASE_UP:
@@ -66,7 +79,13 @@ func observe(a *job.Attempt, seen Attempt, rack Rack, now time.Time) {
 		}
 		if job.Ended(a.State) {
 			// Something of it is there, whatever was thought before.
-			a.Gone = false
+			a.Gone, a.GoneAt = false, time.Time{}
+		}
+	}
+	if gpus := seen.Agent.Report.GetGpus(); len(gpus) > 0 && len(a.GPUUUIDs) != len(gpus) {
+		a.GPUUUIDs = nil
+		for _, g := range gpus {
+			a.GPUUUIDs = append(a.GPUUUIDs, bound(g.Uuid))
 		}
 	}
 	if len(seen.Agent.Addresses) > 0 {
@@ -78,6 +97,14 @@ func observe(a *job.Attempt, seen Attempt, rack Rack, now time.Time) {
 	if seen.Agent.DefaultUser != "" {
 		a.DefaultUser = seen.Agent.DefaultUser
 	}
+}
+
+// furthest is the later of two phases of a start; ends count for nothing.
+func furthest(have, now workerv1.AttemptPhase) workerv1.AttemptPhase {
+	if now > workerv1.AttemptPhase_ATTEMPT_PHASE_UP {
+		return have
+	}
+	return max(have, now)
 }
 
 // mergeNodes takes the cluster's words on the plan's nodes.
@@ -97,31 +124,31 @@ func mergeNodes(a *job.Attempt, nodes []*orkv1.AttemptNode) {
 
 // step makes at most one transition.
 func step(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sight) {
-	wanted := j.Intent == job.IntentRun
-	gone := absent(l, a, seen, rack)
+	wanted := j.Intent == job.IntentRun && a.Recycle == orkv1.Reason_REASON_UNSPECIFIED
+	gone := absent(l, a, seen, rack, s.Started)
 	switch a.State {
 	case queued:
 		if !wanted {
 			finish(j, a, s.Now)
-			a.Gone = true
+			a.Leave(s.Now)
 		}
 	case reserving:
-		stepReserving(l, j, a, seen, s, wanted)
+		stepReserving(l, j, a, seen, rack, s, wanted)
 	case provisioning, starting, running:
 		stepLive(l, j, a, seen, rack, s, wanted, gone)
 	case stopping:
 		if gone {
 			finish(j, a, s.Now)
-			a.Gone = true
+			a.Leave(s.Now)
 		}
 	default:
 		if !a.Gone && gone {
-			a.Gone = true
+			a.Leave(s.Now)
 		}
 	}
 }
 
-func stepReserving(l Limits, j *job.Job, a *job.Attempt, seen Attempt, s Sight, wanted bool) {
+func stepReserving(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sight, wanted bool) {
 	ans := seen.Answer
 	if ans != nil && ans.Plan != a.Plan {
 		ans = nil
@@ -131,9 +158,14 @@ func stepReserving(l Limits, j *job.Job, a *job.Attempt, seen Attempt, s Sight, 
 		refused(l, a, ans, s.Now)
 	case !wanted && !a.Sent && !seen.Proposing:
 		finish(j, a, s.Now)
-		a.Gone = true
+		a.Leave(s.Now)
 	case !wanted:
 		stop(j, a, s.Now)
+	case !a.Sent && !seen.Proposing && rack.quarantined(a) != "":
+		// The worker never heard of this plan.
+		why := rack.quarantined(a)
+		replan(a)
+		a.State, a.Reason, a.Message = queued, orkv1.Reason_REASON_QUARANTINED, bound("another plan is made: "+why)
 	case seen.Status != nil || (ans != nil && ans.Claimed):
 		a.State, a.Reason = provisioning, orkv1.Reason_REASON_UNSPECIFIED
 		a.Message = "the rack's worker claimed its GPUs"
@@ -164,7 +196,7 @@ func refused(l Limits, a *job.Attempt, ans *Answer, now time.Time) {
 		orkv1.Reason_REASON_CLUSTER_REFUSED:
 		if a.Refusals >= l.RefusalsFinal {
 			end(a, failed, ans.Reason, fmt.Sprintf("rack %s refused it %d times: %s", a.RackID, a.Refusals, ans.Message), now)
-			a.Gone = true
+			a.Leave(now)
 			return
 		}
 	}
@@ -175,8 +207,11 @@ func refused(l Limits, a *job.Attempt, ans *Answer, now time.Time) {
 	a.State, a.Reason = queued, orkv1.Reason_REASON_CLAIM_REFUSED
 	a.Message = bound(fmt.Sprintf("rack %s refused the plan (%s); another is made", a.RackID, text))
 	a.NotBefore = now.Add(backoff(l.RefusalFirst, l.RefusalMost, a.Refusals))
-	a.RackID, a.Nodes, a.ClaimedAt = "", nil, time.Time{}
+	replan(a)
 }
+
+// replan forgets a plan that no worker holds.
+func replan(a *job.Attempt) { a.RackID, a.Nodes, a.ClaimedAt = "", nil, time.Time{} }
 
 func stepLive(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sight, wanted, gone bool) {
 	st := seen.Status
@@ -190,6 +225,7 @@ func stepLive(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s S
 		return
 	case phase == workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED:
 		end(a, failed, or(st.Reason, orkv1.Reason_REASON_VM_FAILED), orText(st.Message, "the cluster gave it up"), s.Now)
+		a.StartFailed = neverStarted(a)
 		return
 	case phase == workerv1.AttemptPhase_ATTEMPT_PHASE_ENDED:
 		guestEnded(j, a, st, s.Now)
@@ -201,8 +237,8 @@ func stepLive(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s S
 		a.Seen, a.ClaimedAt = false, time.Time{}
 		return
 	case gone:
-		end(a, failed, orkv1.Reason_REASON_VM_FAILED, "its VM was removed from the cluster by somebody else", s.Now)
-		a.Gone = true
+		end(a, failed, orkv1.Reason_REASON_VM_REMOVED, "its VM was removed from the cluster by somebody else", s.Now)
+		a.Leave(s.Now)
 		return
 	}
 	switch a.State {
@@ -228,7 +264,25 @@ func guestEnded(j *job.Job, a *job.Attempt, st *workerv1.AttemptStatus, now time
 		end(a, succeeded, orkv1.Reason_REASON_GUEST_SHUTDOWN, orText(st.Message, "the VM shut itself down"), now)
 	default:
 		end(a, failed, reason, orText(st.Message, "the VM ended by itself"), now)
+		a.StartFailed = neverStarted(a)
 	}
+}
+
+// neverStarted reports whether a failed attempt's VM never ran, and the cluster
+// blames neither the image nor the storage nor somebody's hand: its node could not
+// start it. What an agent says counts for nothing here: it is its tenant's word,
+// and a tenant must not close a node to others.
+func neverStarted(a *job.Attempt) bool {
+	if !a.UpAt.IsZero() || a.AgentKey != "" {
+		return false
+	}
+	switch a.Reason {
+	case orkv1.Reason_REASON_VM_FAILED, orkv1.Reason_REASON_NODE_LOST:
+		return true
+	case orkv1.Reason_REASON_DEADLINE:
+		return a.Stage == workerv1.AttemptPhase_ATTEMPT_PHASE_BOOTING
+	}
+	return false
 }
 
 func stepProvisioning(l Limits, a *job.Attempt, seen Attempt, rack Rack, s Sight) {
@@ -333,10 +387,16 @@ func marks(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s Sigh
 		since, why = a.StoppingAt, "finishes the requests it has"
 	case a.State == running && seen.Agent.Report.GetPhase() == agentv1.Phase_PHASE_DRAINING:
 		since, why = s.Now, "its agent takes nothing new"
+	case !rack.DrainDeadline.IsZero() && (a.State == reserving || a.State == provisioning || a.State == starting || a.State == running):
+		since = rack.DrainSince
+		why = fmt.Sprintf("rack %s is being drained; what runs there is stopped at %s", a.RackID, rack.DrainDeadline.UTC().Format(time.RFC3339))
 	case a.State == running && seen.Status.GetReason() == orkv1.Reason_REASON_DRAINED:
 		since, why = s.Now, orText(seen.Status.Message, "its node is being drained")
 	}
 	mark(&a.Draining, since, why)
+
+	since, why = idleMark(j, a, s)
+	mark(&a.Idle, since, why)
 }
 
 // mark keeps the first moment of a condition while it lasts.
@@ -352,7 +412,7 @@ func mark(m *job.Mark, since time.Time, why string) {
 }
 
 // absent reports whether the cluster said that it holds nothing of the attempt.
-func absent(l Limits, a *job.Attempt, seen Attempt, rack Rack) bool {
+func absent(l Limits, a *job.Attempt, seen Attempt, rack Rack, started time.Time) bool {
 	switch {
 	case seen.Proposing:
 		return false
@@ -363,9 +423,10 @@ func absent(l Limits, a *job.Attempt, seen Attempt, rack Rack) bool {
 	case a.Seen:
 		return true
 	case !seen.DeletedAt.IsZero():
-		return rack.ReportedAt.Sub(seen.DeletedAt) > l.AbsenceGrace
+		// After a stand-still reports of before may still come in.
+		return rack.ReportedAt.Sub(latest(seen.DeletedAt, started)) > l.AbsenceGrace
 	case a.State == provisioning && !a.ClaimedAt.IsZero():
-		return rack.ReportedAt.Sub(a.ClaimedAt) > l.AbsenceGrace
+		return rack.ReportedAt.Sub(latest(a.ClaimedAt, started)) > l.AbsenceGrace
 	}
 	return false
 }
@@ -381,24 +442,37 @@ func drained(l Limits, a *job.Attempt, seen Attempt, now time.Time) bool {
 
 // stop begins the end that the user (or a limit) asked for.
 func stop(j *job.Job, a *job.Attempt, now time.Time) {
-	a.State, a.Reason = stopping, j.IntentReason
-	a.Message = "waits until the cluster says that nothing of it is left"
+	a.State, a.Reason = stopping, a.Recycle
+	text := "gives up its GPUs and keeps its root disk"
+	switch j.Intent {
+	case job.IntentRun:
+		text = "is stopped to make room for a new attempt; keeps its root disk"
+	case job.IntentDelete:
+		a.Reason, text = j.IntentReason, "gives up its GPUs and its disks"
+	default:
+		a.Reason = j.IntentReason
+		if j.IntentMessage != "" {
+			text = j.IntentMessage + "; " + text
+		}
+	}
+	a.Message = bound(text + "; waits until the cluster says that nothing of it is left")
 	a.StoppingAt = now
 	a.AgentReady = false
 }
 
 // finish is the end of an attempt that somebody ended.
 func finish(j *job.Job, a *job.Attempt, now time.Time) {
-	if j.Intent == job.IntentDelete {
+	switch j.Intent {
+	case job.IntentDelete:
 		end(a, cancelled, j.IntentReason, "ended because the job is deleted", now)
 		return
+	case job.IntentRun:
+		end(a, stopped, a.Recycle, "stopped; a new attempt follows", now)
+		return
 	}
-	text := "stopped; its root disk is kept and its GPUs are given up"
+	text := orText(j.IntentMessage, "stopped") + "; its root disk is kept and its GPUs are given up"
 	if a.ClaimedAt.IsZero() {
-		text = "stopped before it held anything"
-	}
-	if j.IntentReason == orkv1.Reason_REASON_MAX_DURATION {
-		text = "ran for its maximum duration; its root disk is kept and its GPUs are given up"
+		text = orText(j.IntentMessage, "stopped") + " before it held anything"
 	}
 	end(a, stopped, j.IntentReason, text, now)
 }

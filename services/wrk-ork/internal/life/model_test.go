@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/types/known/durationpb"
 	"pgregory.net/rapid"
 
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
@@ -36,6 +37,8 @@ type world struct {
 	agents  map[string]*Agent
 	flying  map[string]bool // proposals sent and not yet delivered
 	ended   map[string]orkv1.State
+	charged map[string]time.Duration // GPU time of what is gone
+	entry   bool                     // the operator's entry is there
 	history []string
 }
 
@@ -44,13 +47,22 @@ func newWorld(t *rapid.T, kind orkv1.JobKind) *world {
 		t: t, limits: DefaultLimits(), now: time.Unix(1_800_000_000, 0).UTC(), alive: true,
 		held: map[string]*workerv1.AttemptStatus{}, listed: map[string]*workerv1.AttemptStatus{},
 		words: map[string]*Attempt{}, agents: map[string]*Agent{}, flying: map[string]bool{}, ended: map[string]orkv1.State{},
+		charged: map[string]time.Duration{}, entry: true,
 	}
 	w.started = w.now
-	spec := &orkv1.JobSpec{Kind: kind, Name: "x", Location: "us", Gpu: &orkv1.GpuRequest{Model: "m", Count: 1}}
+	spec := &orkv1.JobSpec{
+		Kind: kind, Name: "x", Location: "us", Gpu: &orkv1.GpuRequest{Model: "m", Count: 1},
+		CostLimitCents: rapid.SampledFrom([]uint64{0, 0, 20}).Draw(t, "cost limit"),
+		Alerts:         &orkv1.Alerts{QueuedAfter: durationpb.New(time.Minute), UnreachableAfter: durationpb.New(time.Minute)},
+	}
+	if kind == orkv1.JobKind_JOB_KIND_GPU_CONTAINER && rapid.Bool().Draw(t, "idle stop") {
+		spec.IdleStop = durationpb.New(2 * time.Minute)
+	}
 	if kind == orkv1.JobKind_JOB_KIND_MANAGED_INFERENCE {
 		spec.Inference = &orkv1.InferenceSpec{Model: "m", Runtime: "vllm", Replicas: 2}
 	}
 	w.job, _ = New(spec, &orkv1.Owner{ProjectId: "p"}, w.now, w.id)
+	w.job.Price = &orkv1.Price{CentsPerGpuHour: 60}
 	return w
 }
 
@@ -78,11 +90,14 @@ func (w *world) word(id string) *Attempt {
 }
 
 func (w *world) sight() Sight {
-	s := Sight{Now: w.now, Started: w.started, Racks: map[string]Rack{"rk": w.rack}, Attempts: map[string]Attempt{}}
+	s := Sight{Now: w.now, Started: w.started, Racks: map[string]Rack{}, Attempts: map[string]Attempt{}}
+	if w.entry {
+		s.Racks["rk"] = w.rack
+	}
 	for _, r := range w.job.Replicas {
 		for _, a := range r.Attempts {
 			seen := *w.word(a.ID)
-			if a.RackID != "" {
+			if a.RackID != "" && w.entry {
 				seen.Status = w.listed[a.ID]
 			}
 			if g := w.agents[a.ID]; g != nil {
@@ -107,7 +122,7 @@ func (w *world) pass(carry func(Order) bool) {
 				word.Answer = nil
 			}
 		}
-		if a := r.Newest(); w.job.Intent == job.IntentRun && Eligible(r, a, w.now) && w.rack.complete() {
+		if a := r.Newest(); w.job.Intent == job.IntentRun && Eligible(r, a, w.now) && w.entry && w.rack.complete() && w.rack.DrainDeadline.IsZero() {
 			next := w.job.Clone()
 			_, b := next.Attempt(a.ID)
 			Placed(b, "rk", "m", []*orkv1.AttemptNode{{NodeName: "n", GpuCount: 1}})
@@ -133,11 +148,22 @@ func (w *world) set(next *job.Job) {
 			if job.Ended(a.State) {
 				w.ended[a.ID] = a.State
 			}
+			if was, ok := w.charged[a.ID]; ok && a.Gone && a.GPUTime(w.now.Add(time.Hour)) != was {
+				w.fail("%s was charged for %s and is for %s, and is gone", a.ID, was, a.GPUTime(w.now))
+			}
+			if a.Gone {
+				w.charged[a.ID] = a.GPUTime(w.now)
+			} else {
+				delete(w.charged, a.ID)
+			}
 		}
 	}
 }
 
 func (w *world) do(o Order) {
+	if !w.entry && o.Kind != Remove && o.Kind != Drain {
+		return
+	}
 	switch o.Kind {
 	case Propose:
 		if w.rack.Connected && !w.word(o.AttemptID).Proposing {
@@ -168,7 +194,8 @@ func (w *world) do(o Order) {
 			}
 		}
 	case Remove:
-		if len(w.held) > 0 || w.disk {
+		// What an operator abandoned is his to look after; all else must be gone.
+		if (len(w.held) > 0 || w.disk) && w.entry {
 			w.fail("removed while the cluster holds %v, disk %v", w.held, w.disk)
 		}
 		w.removed = true
@@ -196,7 +223,7 @@ func (w *world) deliver(id string, claim, lost bool) {
 }
 
 func (w *world) report() {
-	if !w.alive {
+	if !w.alive || !w.entry {
 		return
 	}
 	if !w.rack.Connected {
@@ -216,7 +243,9 @@ func (w *world) check() {
 		holding := 0
 		for _, a := range r.Attempts {
 			if w.held[a.ID] != nil || w.flying[a.ID] {
-				holding++
+				if !a.FencedByOperator && !a.Abandoned.Set() {
+					holding++
+				}
 				if a.Gone {
 					w.fail("%s counts as gone while the cluster holds it (in flight: %v)", a.ID, w.flying[a.ID])
 				}
@@ -224,6 +253,9 @@ func (w *world) check() {
 		}
 		if holding > 1 {
 			w.fail("two attempts of one replica hold GPUs")
+		}
+		if a := r.Newest(); w.job.Intent == job.IntentRun && job.Ended(a.State) && (a.Recycle != 0 || a.FencedByOperator) {
+			w.fail("%s was ended for another to follow, and none does", a.ID)
 		}
 	}
 	if state, reason, _ := Fold(w.job.Replicas); state != w.job.State || reason != w.job.Reason {
@@ -244,7 +276,7 @@ func (w *world) step() {
 		}
 		return ""
 	}
-	switch rapid.IntRange(0, 13).Draw(t, "happens") {
+	switch rapid.IntRange(0, 18).Draw(t, "happens") {
 	case 0:
 		w.now = w.now.Add(time.Duration(rapid.IntRange(1, 60).Draw(t, "seconds")) * time.Second)
 	case 1:
@@ -297,6 +329,42 @@ func (w *world) step() {
 		next, _ := Stop(w.job, "u")
 		w.set(next)
 		w.note("stop")
+	case 14:
+		if next, _, err := Restart(w.job, "u", w.now, w.id); err == nil {
+			w.set(next)
+			w.note("restart asked")
+		}
+	case 15:
+		for _, r := range w.job.Replicas {
+			if next, _, err := Fence(w.job, r.Newest().ID, "op", w.now); err == nil {
+				w.set(next)
+				w.note("fence %s", r.Newest().ID)
+			}
+		}
+	case 16:
+		if w.rack.DrainDeadline.IsZero() {
+			w.rack.DrainSince, w.rack.DrainDeadline, w.rack.DrainActor = w.now, w.now.Add(time.Minute), "op"
+		} else {
+			w.rack.DrainDeadline = time.Time{}
+		}
+		w.note("drained %v", !w.rack.DrainDeadline.IsZero())
+	case 17:
+		if len(w.rack.Quarantined) == 0 {
+			w.rack.Quarantined = []*orkv1.Quarantine{{NodeName: "n", Message: "evidence"}}
+		} else {
+			w.rack.Quarantined = nil
+		}
+	case 18:
+		next := w.job.Clone()
+		if w.entry {
+			Abandon(next, "rk", "op", w.now)
+			w.entry, w.rack, w.listed = false, Rack{}, map[string]*workerv1.AttemptStatus{}
+		} else {
+			w.entry = true
+			Reclaim(next, "rk", rapid.Bool().Draw(t, "adopt"), "op", w.now)
+		}
+		w.set(next)
+		w.note("entry %v", w.entry)
 	case 12:
 		if next, _, err := Start(w.job, "u", w.now, w.id); err == nil {
 			w.set(next)

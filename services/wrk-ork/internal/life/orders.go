@@ -49,6 +49,8 @@ func Orders(l Limits, j *job.Job, s Sight) []Order {
 			}
 			o := Order{RackID: a.RackID, ReplicaID: r.ID, AttemptID: a.ID, Reason: a.Reason}
 			switch {
+			case a.Abandoned.Set():
+				continue // an operator decides about it
 			case a.State == reserving:
 				o.Kind = Propose
 			case a.State == stopping && j.Inference() && !drained(l, a, seen, s.Now):

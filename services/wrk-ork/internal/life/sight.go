@@ -1,11 +1,14 @@
 package life
 
 import (
+	"strings"
 	"time"
 
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
+
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 )
 
 // Limits are the orchestrator's deadlines and bounds.
@@ -37,6 +40,9 @@ type Limits struct {
 	RestartMost  time.Duration
 	RestartCount uint32
 	HealthyAfter time.Duration
+	// StartCount is how many more starts an attempt gets that a node failed to
+	// start, with the same pauses.
+	StartCount uint32
 }
 
 // DefaultLimits are the documented defaults.
@@ -47,7 +53,7 @@ func DefaultLimits() Limits {
 		Drain:        30 * time.Second,
 		RefusalFirst: 2 * time.Second, RefusalMost: time.Minute, RefusalsFinal: 5,
 		RestartFirst: 10 * time.Second, RestartMost: 5 * time.Minute, RestartCount: 5,
-		HealthyAfter: 10 * time.Minute,
+		HealthyAfter: 10 * time.Minute, StartCount: 4,
 	}
 }
 
@@ -55,8 +61,9 @@ func DefaultLimits() Limits {
 // "not seen", which is never read as "absent".
 type Sight struct {
 	Now time.Time
-	// Started is when this process began to listen. Silence is counted from
-	// here at the earliest, and nothing older is held against anybody.
+	// Started is when this process began to listen, or went on after it had stood
+	// still. Silence is counted from here at the earliest, and nothing older is
+	// held against anybody.
 	Started  time.Time
 	Racks    map[string]Rack
 	Attempts map[string]Attempt
@@ -81,6 +88,25 @@ type Rack struct {
 	// DisksDeletedAt is when the worker took the order to remove this job's
 	// disks, in this process's life.
 	DisksDeletedAt time.Time
+	// DrainDeadline is when what runs there is stopped, zero when it is not drained.
+	DrainSince    time.Time
+	DrainDeadline time.Time
+	DrainActor    string
+	// Quarantined are its nodes and models that are left out of placement.
+	Quarantined []*orkv1.Quarantine
+}
+
+// quarantined says why a node of an attempt's plan is left out of placement, ""
+// when none is.
+func (r Rack) quarantined(a *job.Attempt) string {
+	for _, q := range r.Quarantined {
+		for _, n := range a.Nodes {
+			if q.NodeName == n.NodeName && (q.GpuModel == "" || strings.EqualFold(q.GpuModel, a.Model)) {
+				return "node " + n.NodeName + " is quarantined: " + q.Message
+			}
+		}
+	}
+	return ""
 }
 
 // complete reports whether the newest report can be trusted for absence.
@@ -117,6 +143,9 @@ type Agent struct {
 	// HeardAt is when its last report came; zero for none in this process's life.
 	HeardAt time.Time
 	Report  *agentv1.Report
+	// ShellAt is when a shell was last seen open, GPUUsedAt when a GPU last worked
+	// as its samples say; zero for not in this process's life.
+	ShellAt, GPUUsedAt time.Time
 	// NodesReady: every node's agent says ready.
 	NodesReady bool
 	// Addresses, SSHHostKey and DefaultUser come from its signed card.

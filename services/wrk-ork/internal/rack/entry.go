@@ -3,6 +3,8 @@ package rack
 import (
 	"fmt"
 	"regexp"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -21,9 +23,13 @@ const (
 	RuleKey  = "ERR_RACK_INFO_RPC_PUBKEY_INVALID"
 )
 
+// DefaultType is the type of a rack whose entry names none.
+const DefaultType = "server-k8s-nvidia"
+
 var (
 	idForm       = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$`)
 	locationForm = regexp.MustCompile(`^[a-z0-9-]{1,32}$`)
+	typeForm     = regexp.MustCompile(`^[a-z][a-z0-9-]{0,39}$`)
 	modelForm    = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
 )
 
@@ -40,6 +46,12 @@ func CheckEntry(in *orkv1.RackEntry, member func(key string) (*meshv1.Member, bo
 	add := func(field, rule string) { problems = append(problems, fault.Detail{Field: field, Rule: rule}) }
 	if !idForm.MatchString(e.Id) {
 		add("id", RuleID+": a DNS label: 1 to 40 of a-z, 0-9 and -, not at an end")
+	}
+	if e.Type == "" {
+		e.Type = DefaultType
+	}
+	if !typeForm.MatchString(e.Type) {
+		add("type", RuleType+": a word of 1 to 40 of a-z, 0-9 and -, like "+DefaultType)
 	}
 	if !locationForm.MatchString(e.Location) {
 		add("location", "is a code of 1 to 32 of a-z, 0-9 and -, in lower case, like us")
@@ -61,6 +73,9 @@ func CheckEntry(in *orkv1.RackEntry, member func(key string) (*meshv1.Member, bo
 			add(fmt.Sprintf("allowed_models[%d]", i), "is a model code like GH100_H100_SXM5_80GB")
 		}
 	}
+	if len(e.BoardGpuCounts) > 16 || !slices.IsSorted(e.BoardGpuCounts) || slices.Contains(e.BoardGpuCounts, 0) {
+		add("board_gpu_counts", "is at most 16 numbers of GPUs in ascending order, like 1, 2, 4, 8; empty for 1 or all")
+	}
 	if len(problems) > 0 {
 		return nil, fault.New(fault.Invalid, "the rack cannot be registered: %s %s", problems[0].Field, problems[0].Rule).With(problems...)
 	}
@@ -76,6 +91,34 @@ func hasRole(m *meshv1.Member, role meshv1.Role) bool {
 	return false
 }
 
+// Quarantine is why a node's GPUs of a model are left out of placement; "" when
+// they are not. For no model it is why the whole node is.
+func (v View) Quarantine(node, model string) string {
+	for _, q := range v.Quarantined {
+		if q.NodeName == node && (q.GpuModel == "" || strings.EqualFold(q.GpuModel, model)) {
+			return q.Message
+		}
+	}
+	return ""
+}
+
+// withQuarantines are the nodes of a report with what is left out of placement;
+// the report itself is shared and stays as it is.
+func withQuarantines(nodes []*orkv1.RackNode, all []*orkv1.Quarantine) []*orkv1.RackNode {
+	if len(all) == 0 {
+		return nodes
+	}
+	v := View{Quarantined: all}
+	out := make([]*orkv1.RackNode, len(nodes))
+	for i, n := range nodes {
+		out[i] = proto.Clone(n).(*orkv1.RackNode)
+		for _, g := range out[i].Gpus {
+			g.Quarantine = v.Quarantine(n.Name, g.Model)
+		}
+	}
+	return out
+}
+
 // Wire is the rack as clients see it.
 func (v View) Wire() *orkv1.Rack {
 	w := &orkv1.Rack{Entry: v.Entry, Connected: v.Connected}
@@ -83,7 +126,7 @@ func (v View) Wire() *orkv1.Rack {
 		w.LastSeenAt = timestamppb.New(v.ReportedAt)
 	}
 	if r := v.Report; r != nil {
-		w.Nodes, w.Simulated, w.WorkerVersion = r.Nodes, r.Simulated, r.Version
+		w.Nodes, w.Simulated, w.WorkerVersion = withQuarantines(r.Nodes, v.Quarantined), r.Simulated, r.Version
 	}
 	switch {
 	case !v.Connected && v.Report == nil:
@@ -100,6 +143,8 @@ func (v View) Wire() *orkv1.Rack {
 		w.Message = "its cluster cannot be asked: " + v.Report.ClusterFault
 	case !v.Report.Synced:
 		w.Message = "its worker still lists what the cluster holds"
+	case v.Entry.DrainSince != nil:
+		w.Message = "being drained: no new work is placed here, and what runs is stopped at " + v.Entry.DrainDeadline.AsTime().Format(time.RFC3339)
 	case v.Entry.Cordoned:
 		w.Message = "cordoned: no new work is placed here"
 	}

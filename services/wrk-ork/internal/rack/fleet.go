@@ -41,6 +41,9 @@ type Options struct {
 	// Changed is told after each change: jobs whose attempts or disks look
 	// different (nil when only capacity does). It must not block.
 	Changed func(jobIDs []string)
+	// Quarantined lists what of a rack is left out of placement, from memory; may
+	// be nil.
+	Quarantined func(rackID string) []*orkv1.Quarantine
 	// Silence is how long a stream may be still before it is opened anew.
 	Silence time.Duration
 	Clock   func() time.Time
@@ -69,6 +72,8 @@ type View struct {
 	ReportedAt time.Time
 	// Why is the last failure of the stream.
 	Why error
+	// Quarantined is what of it is left out of placement.
+	Quarantined []*orkv1.Quarantine
 
 	attempts map[string]*workerv1.AttemptStatus
 	disks    map[string]bool
@@ -183,9 +188,18 @@ func (f *Fleet) Views() []View {
 	defer f.mu.Unlock()
 	var out []View
 	for _, id := range slices.Sorted(maps.Keys(f.racks)) {
-		out = append(out, f.racks[id].view)
+		out = append(out, f.view(f.racks[id]))
 	}
 	return out
+}
+
+// view is called under f.mu.
+func (f *Fleet) view(w *watch) View {
+	v := w.view
+	if f.o.Quarantined != nil {
+		v.Quarantined = f.o.Quarantined(w.id)
+	}
+	return v
 }
 
 // View is one rack; ok is false when it has no entry.
@@ -196,7 +210,7 @@ func (f *Fleet) View(id string) (v View, ok bool) {
 	if w == nil {
 		return View{}, false
 	}
-	return w.view, true
+	return f.view(w), true
 }
 
 // Client returns the way to call a rack's worker; ok is false while its stream
