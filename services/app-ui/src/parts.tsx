@@ -1,6 +1,7 @@
 // Small parts that several pages share: a state's badge, a failed call, an age.
 import { Alert, Badge, List } from '@mantine/core';
 import { APIError } from './api';
+import { conditions, reasons, states } from './words';
 
 const colors: Record<string, string> = {
   queued: 'gray', reserving: 'blue', provisioning: 'blue', starting: 'cyan', running: 'green', stopping: 'orange',
@@ -8,11 +9,11 @@ const colors: Record<string, string> = {
 };
 
 export function StateBadge({ state }: { state: string }) {
-  return <Badge color={colors[state] ?? 'gray'} variant="light" data-testid="state">{state}</Badge>;
+  return <Badge color={colors[state] ?? 'gray'} variant="light" data-testid="state" title={states[state]?.means}>{states[state]?.label ?? state}</Badge>;
 }
 
-/** A reason code in words: "never_fits" reads "never fits". */
-export const words = (code: string) => code.replaceAll('_', ' ');
+/** A reason or a condition in words: "never_fits" reads "never fits". A newer daemon's code reads as it is. */
+export const words = (code: string) => (reasons[code] ?? conditions[code])?.label ?? code.replaceAll('_', ' ');
 
 export function Failure({ error }: { error: unknown }) {
   if (!error) return null;

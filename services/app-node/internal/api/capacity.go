@@ -16,10 +16,14 @@ import (
 type RackEntry struct {
 	ID            string   `json:"id"`
 	Location      string   `json:"location"`
-	Key           string   `json:"key" doc:"The worker's key"`
+	Key           string   `json:"key" doc:"The worker's key; empty where it was not asked for"`
 	AllowedModels []string `json:"allowed_models" doc:"Empty allows every model"`
 	MaximumGPUs   uint32   `json:"maximum_gpus" doc:"0 for no bound"`
 	Cordoned      bool     `json:"cordoned"`
+	Type          string   `json:"type" doc:"What kind of worker it has"`
+	// Drain fields are null while the rack is not drained.
+	DrainSince    *time.Time `json:"drain_since"`
+	DrainDeadline *time.Time `json:"drain_deadline" doc:"What runs there is stopped then"`
 }
 
 // Rack is an entry with its worker's report.
@@ -47,13 +51,15 @@ type RackNode struct {
 
 // NodeGPU counts GPUs of one model on one node.
 type NodeGPU struct {
-	Model     string            `json:"model"`
-	Total     uint32            `json:"total"`
-	Healthy   uint32            `json:"healthy"`
-	Held      uint32            `json:"held"`
-	Offerable uint32            `json:"offerable"`
-	Message   string            `json:"message"`
-	Holders   map[string]uint32 `json:"holders" doc:"Attempts that hold some; only administrators see them"`
+	Model     string `json:"model"`
+	Total     uint32 `json:"total"`
+	Healthy   uint32 `json:"healthy"`
+	Held      uint32 `json:"held"`
+	Offerable uint32 `json:"offerable"`
+	Message   string `json:"message"`
+	// Quarantine is shown to administrators as /quarantines has it.
+	Quarantine string            `json:"quarantine" doc:"Why these are left out of placement, if so"`
+	Holders    map[string]uint32 `json:"holders" doc:"Attempts that hold some; only administrators see them"`
 }
 
 // Node is a machine with its rack.
@@ -65,13 +71,13 @@ type Node struct {
 
 func entry(e *orkv1.RackEntry) RackEntry {
 	return RackEntry{ID: e.GetId(), Location: e.GetLocation(), Key: e.GetKey(), AllowedModels: texts(e.GetAllowedModels()),
-		MaximumGPUs: e.GetMaximumGpus(), Cordoned: e.GetCordoned()}
+		MaximumGPUs: e.GetMaximumGpus(), Cordoned: e.GetCordoned(), Type: e.GetType(), DrainSince: stamp(e.GetDrainSince()), DrainDeadline: stamp(e.GetDrainDeadline())}
 }
 
 // racks lists every rack as the caller may see it: whose attempts hold GPUs is not
 // for everybody.
-func (s *Server) racks(ctx context.Context) ([]Rack, error) {
-	all, err := s.Ork.Racks(ctx)
+func (s *Server) racks(ctx context.Context, request *orkv1.ListRacksRequest) ([]Rack, error) {
+	all, err := s.Ork.ListRacks(ctx, request)
 	if err != nil {
 		return nil, err
 	}
@@ -85,7 +91,7 @@ func (s *Server) racks(ctx context.Context) ([]Rack, error) {
 				FreeMemoryBytes: n.GetFreeMemoryBytes(), TotalCPUCores: n.GetTotalCpuCores(), TotalMemoryBytes: n.GetTotalMemoryBytes(), GPUs: []NodeGPU{}}
 			for _, g := range n.GetGpus() {
 				gpu := NodeGPU{Model: g.GetModel(), Total: g.GetTotal(), Healthy: g.GetHealthy(), Held: g.GetHeld(), Offerable: g.GetOfferable(),
-					Message: g.GetMessage(), Holders: map[string]uint32{}}
+					Message: g.GetMessage(), Quarantine: g.GetQuarantine(), Holders: map[string]uint32{}}
 				if admin && g.GetHolders() != nil {
 					gpu.Holders = g.GetHolders()
 				}
@@ -105,8 +111,17 @@ type racksOutput struct {
 	}
 }
 
-func (s *Server) listRacks(ctx context.Context, _ *struct{}) (*racksOutput, error) {
-	racks, err := s.racks(ctx)
+type listRacksInput struct {
+	Location string `query:"location" maxLength:"32"`
+	Type     string `query:"type" maxLength:"40" doc:"Racks whose type begins so"`
+	Keys     bool   `query:"keys" doc:"With the workers' keys; for administrators"`
+}
+
+func (s *Server) listRacks(ctx context.Context, in *listRacksInput) (*racksOutput, error) {
+	if in.Keys && !caller(ctx).User.Administrator {
+		return nil, fault.New(fault.Denied, "workers' keys are shown to administrators only; leave keys out")
+	}
+	racks, err := s.racks(ctx, &orkv1.ListRacksRequest{Location: in.Location, TypePrefix: in.Type, Keys: in.Keys})
 	out := &racksOutput{}
 	out.Body.Racks = racks
 	return out, err
@@ -119,7 +134,7 @@ type nodesOutput struct {
 }
 
 func (s *Server) listNodes(ctx context.Context, _ *struct{}) (*nodesOutput, error) {
-	racks, err := s.racks(ctx)
+	racks, err := s.racks(ctx, &orkv1.ListRacksRequest{})
 	out := &nodesOutput{}
 	out.Body.Nodes = []Node{}
 	for _, r := range racks {
@@ -148,7 +163,7 @@ type gpusOutput struct {
 }
 
 func (s *Server) listGPUs(ctx context.Context, _ *struct{}) (*gpusOutput, error) {
-	racks, err := s.racks(ctx)
+	racks, err := s.racks(ctx, &orkv1.ListRacksRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -234,6 +249,7 @@ type putRackInput struct {
 		Key           string   `json:"key" maxLength:"256" doc:"The worker's peer id or 64 hex digits"`
 		AllowedModels []string `json:"allowed_models,omitempty" maxItems:"256"`
 		MaximumGPUs   uint32   `json:"maximum_gpus,omitempty" maximum:"4294967295"`
+		Type          string   `json:"type,omitempty" maxLength:"40" doc:"A word like server-k8s-nvidia, which is meant when it is left out"`
 		Cordoned      *bool    `json:"cordoned,omitempty" doc:"Stays as it is when left out"`
 	}
 }
@@ -250,7 +266,7 @@ func (s *Server) putRack(ctx context.Context, in *putRackInput) (*rackEntryOutpu
 			With(fault.Detail{Field: "key", Rule: "must be a peer id or 64 hex digits of an ed25519 public key"})
 	}
 	wanted := &orkv1.RackEntry{Id: in.ID, Location: strings.ToLower(in.Body.Location), Key: key.String(),
-		AllowedModels: in.Body.AllowedModels, MaximumGpus: in.Body.MaximumGPUs}
+		AllowedModels: in.Body.AllowedModels, MaximumGpus: in.Body.MaximumGPUs, Type: in.Body.Type}
 	if in.Body.Cordoned != nil {
 		wanted.Cordoned = *in.Body.Cordoned
 	} else {
@@ -290,9 +306,4 @@ func (s *Server) cordonRack(ctx context.Context, in *cordonInput) (*rackEntryOut
 		return nil, err
 	}
 	return &rackEntryOutput{Body: entry(made)}, nil
-}
-
-func (s *Server) forgetRack(ctx context.Context, in *RackOf) (*nothing, error) {
-	target(ctx, in.ID)
-	return nil, s.Ork.ForgetRack(ctx, in.ID)
 }

@@ -94,12 +94,15 @@ func (f *fakeOrk) CreateJob(ctx context.Context, r *orkv1.CreateJobRequest) (*or
 	if details != nil {
 		return nil, fault.ToGRPC(fault.New(fault.Invalid, "the job cannot be created").With(details...))
 	}
+	if r.GetDryRun() {
+		return &orkv1.CreateJobResponse{Job: &orkv1.Job{Spec: r.GetSpec()}}, nil
+	}
 	key := r.GetOwner().GetProjectId() + "/" + r.GetIdempotencyKey()
 	if known := f.byKey[key]; known != "" {
 		return &orkv1.CreateJobResponse{Job: proto.Clone(f.jobs[known]).(*orkv1.Job), Existed: true}, nil
 	}
 	job := &orkv1.Job{Id: id.New(id.Job), Spec: r.GetSpec(), Owner: r.GetOwner(), State: orkv1.State_STATE_QUEUED, Reason: orkv1.Reason_REASON_BUSY,
-		Message: "waits", CreatedAt: timestamppb.Now(), UpdatedAt: timestamppb.Now(), Revision: 1,
+		Message: "waits", CreatedAt: timestamppb.Now(), UpdatedAt: timestamppb.Now(), Revision: 1, Price: r.GetPrice(),
 		Replicas: []*orkv1.Replica{{Id: id.New(id.Replica), State: orkv1.State_STATE_QUEUED}}}
 	f.jobs[job.Id], f.byKey[key] = job, job.Id
 	f.order = append(f.order, job.Id)
@@ -241,7 +244,7 @@ func (f *fakeOrk) ListEvents(_ context.Context, r *orkv1.ListEventsRequest) (*or
 	}}, nil
 }
 
-func (f *fakeOrk) ListRacks(ctx context.Context, _ *orkv1.ListRacksRequest) (*orkv1.ListRacksResponse, error) {
+func (f *fakeOrk) ListRacks(ctx context.Context, q *orkv1.ListRacksRequest) (*orkv1.ListRacksResponse, error) {
 	if err := f.wait(ctx); err != nil {
 		return nil, err
 	}
@@ -249,7 +252,11 @@ func (f *fakeOrk) ListRacks(ctx context.Context, _ *orkv1.ListRacksRequest) (*or
 	defer f.mu.Unlock()
 	out := &orkv1.ListRacksResponse{}
 	for _, r := range f.racks {
-		out.Racks = append(out.Racks, proto.Clone(r).(*orkv1.Rack))
+		shown := proto.Clone(r).(*orkv1.Rack)
+		if !q.GetKeys() {
+			shown.Entry.Key = ""
+		}
+		out.Racks = append(out.Racks, shown)
 	}
 	return out, nil
 }

@@ -37,6 +37,13 @@ import (
 	"github.com/cosmicac/cosmicac/services/app-node/internal/store"
 )
 
+// prices is the shipped catalogue with a price for one model.
+func prices() catalogue.Config {
+	c := catalogue.Defaults()
+	c.Prices = map[string]uint64{"gh100_h100_sxm5_80gb": 249}
+	return c
+}
+
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 const (
@@ -199,7 +206,7 @@ func newLab(t *testing.T, set ...func(*api.Options)) *lab {
 	group.Go(func() { _ = l.revocations.Run(running) })
 	members := func() []*meshv1.Member { return l.network.Roster().GetMembers() }
 	options := api.Options{
-		Store: l.store, Accounts: l.accounts, Keys: l.keys, Catalogue: catalogue.New(l.store),
+		Store: l.store, Accounts: l.accounts, Keys: l.keys, Catalogue: catalogue.New(l.store, prices()),
 		Ork: ork, Watch: watch,
 		Grants: &grants.Signer{Key: l.key, Network: l.network, Now: l.clock.Now, Validity: 12 * time.Hour},
 		Fleet: fleet.New(fleet.Options{Node: noMesh{l.key.ID()}, Members: members, Now: l.clock.Now, Timeout: time.Second,

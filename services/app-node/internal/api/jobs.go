@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/durationpb"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -37,7 +38,17 @@ type JobRequest struct {
 	StartScript          string            `json:"start_script,omitempty"`
 	SSHAuthorizedKeys    []string          `json:"ssh_authorized_keys,omitempty"`
 	MaxDurationSeconds   int64             `json:"max_duration_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"0 for none"`
-	CostLimitCents       uint64            `json:"cost_limit_cents,omitempty" maximum:"9007199254740991" doc:"0 for none"`
+	CostLimitCents       uint64            `json:"cost_limit_cents,omitempty" maximum:"9007199254740991" doc:"0 for none; needs a price of the GPU model"`
+	IdleStopSeconds      int64             `json:"idle_stop_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"Stop after so long without GPU use and without a shell; 0 for never; for GPU containers"`
+	CUDA                 string            `json:"cuda,omitempty" maxLength:"64" doc:"CUDA release that the image must have, like CUDA 12.8"`
+	Alerts               Alerts            `json:"alerts,omitempty"`
+}
+
+// Alerts say what is worth a condition and an event of its own.
+type Alerts struct {
+	CostPercent             uint32 `json:"cost_percent,omitempty" maximum:"4294967295" doc:"The cost reached this share of the cost limit, 1 to 100"`
+	QueuedAfterSeconds      int64  `json:"queued_after_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"It has waited for placement this long"`
+	UnreachableAfterSeconds int64  `json:"unreachable_after_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"It has not been heard of for this long"`
 }
 
 type createJobInput struct {
@@ -59,54 +70,82 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*jobOutput,
 		return nil, fault.New(fault.Invalid, "the idempotency key is not valid").
 			With(fault.Detail{Field: "header.Idempotency-Key", Rule: "must have 1 to 128 printable ASCII characters"})
 	}
-	spec, err := s.spec(ctx, in.Body)
+	spec, problems, err := s.spec(ctx, in.Body)
 	if err != nil {
 		return nil, err
 	}
 	p := caller(ctx)
-	job, existed, err := s.Ork.CreateJob(ctx, spec, &orkv1.Owner{ProjectId: p.Personal(), UserId: p.User.ID}, key)
+	request := &orkv1.CreateJobRequest{Spec: spec, Owner: &orkv1.Owner{ProjectId: p.Personal(), UserId: p.User.ID}, IdempotencyKey: key}
+	if cents, currency, known := s.Catalogue.Price(spec.GetGpu().GetModel()); known {
+		request.Price = &orkv1.Price{CentsPerGpuHour: cents, Currency: currency}
+	}
+	if problems != nil {
+		return nil, s.everyProblem(ctx, request, problems)
+	}
+	answer, err := s.Ork.CreateJob(ctx, request)
 	if err != nil {
 		return nil, err
 	}
+	job := answer.GetJob()
 	target(ctx, job.GetId())
 	out := &jobOutput{Body: s.job(job)}
-	if existed {
+	if answer.GetExisted() {
 		out.Replayed = "true"
 	}
 	return out, nil
 }
 
-// spec turns a request into the orchestrator's words. It resolves names of the
-// catalogue; the rest is the orchestrator's to judge.
-func (s *Server) spec(ctx context.Context, r JobRequest) (*orkv1.JobSpec, error) {
-	inference := r.Kind == kindInference
-	if !inference {
-		if err := onlyInference(r); err != nil {
-			return nil, err
+// everyProblem is the refusal of a job with what is wrong by the catalogue and what
+// is wrong by the orchestrator, as one list. It records nothing.
+func (s *Server) everyProblem(ctx context.Context, request *orkv1.CreateJobRequest, problems []fault.Detail) error {
+	trial := proto.Clone(request).(*orkv1.CreateJobRequest)
+	trial.DryRun, trial.IdempotencyKey = true, ""
+	_, err := s.Ork.CreateJob(ctx, trial)
+	if fault.Is(err, fault.Invalid) {
+		for _, d := range fault.DetailsOf(err) {
+			if !slices.ContainsFunc(problems, func(p fault.Detail) bool { return p.Field == d.Field }) {
+				problems = append(problems, d)
+			}
 		}
 	}
-	resolved, err := s.Catalogue.Resolve(ctx, catalogue.Choice{Image: r.Image, Model: r.Model, Runtime: r.Runtime, Inference: inference})
-	if err != nil {
-		return nil, err
+	if len(problems) == 1 {
+		return fault.New(fault.Invalid, "the job cannot be created: %s %s", problems[0].Field, problems[0].Rule).With(problems...)
 	}
+	return fault.New(fault.Invalid, "the job cannot be created: %d fields are not valid", len(problems)).With(problems...)
+}
+
+// spec turns a request into the orchestrator's words. It resolves names of the
+// catalogue and returns what is wrong with those; the rest is the orchestrator's to
+// judge.
+func (s *Server) spec(ctx context.Context, r JobRequest) (*orkv1.JobSpec, []fault.Detail, error) {
+	inference := r.Kind == kindInference
+	var problems []fault.Detail
+	if !inference {
+		problems = onlyInference(r)
+	}
+	resolved, unknown, err := s.Catalogue.Resolve(ctx, catalogue.Choice{Image: r.Image, Model: r.Model, Runtime: r.Runtime, CUDA: r.CUDA, Inference: inference})
+	if err != nil {
+		return nil, nil, err
+	}
+	problems = append(problems, unknown...)
 	spec := &orkv1.JobSpec{
 		Kind: jobKinds[r.Kind], Name: r.Name, Tags: r.Tags, Location: strings.ToLower(r.Location),
 		Gpu:            &orkv1.GpuRequest{Model: r.GPU.Model, Count: r.GPU.Count},
 		CpuCoresPerGpu: r.CPUCoresPerGPU, MemoryGibPerGpu: r.MemoryGiBPerGPU, DiskGib: r.DiskGiB,
 		Image:       &orkv1.Image{Name: resolved.Image.Name, Reference: resolved.Image.Reference, DefaultUser: resolved.Image.DefaultUser},
 		Environment: r.Environment, StartScript: r.StartScript, SshAuthorizedKeys: r.SSHAuthorizedKeys, CostLimitCents: r.CostLimitCents,
+		MaxDuration: seconds(r.MaxDurationSeconds), IdleStop: seconds(r.IdleStopSeconds), Cuda: r.CUDA,
 	}
-	if r.MaxDurationSeconds > 0 {
-		spec.MaxDuration = durationpb.New(time.Duration(r.MaxDurationSeconds) * time.Second)
+	if r.Alerts != (Alerts{}) {
+		spec.Alerts = &orkv1.Alerts{CostPercent: r.Alerts.CostPercent, QueuedAfter: seconds(r.Alerts.QueuedAfterSeconds), UnreachableAfter: seconds(r.Alerts.UnreachableAfterSeconds)}
 	}
 	if !inference {
-		return spec, nil
+		return spec, problems, nil
 	}
 	spec.Inference = &orkv1.InferenceSpec{Model: r.Model, Runtime: resolved.Runtime, Replicas: 1, Arguments: r.EngineArguments, RequireAuthorization: true}
 	if r.Replicas != nil {
 		if *r.Replicas == 0 {
-			return nil, fault.New(fault.Invalid, "the job cannot be created: replicas is 0; at least 1 is needed").
-				With(fault.Detail{Field: "replicas", Rule: "is 0; at least 1 is needed"})
+			problems = append(problems, fault.Detail{Field: "replicas", Rule: "is 0; at least 1 is needed"})
 		}
 		spec.Inference.Replicas = *r.Replicas
 	}
@@ -116,12 +155,19 @@ func (s *Server) spec(ctx context.Context, r JobRequest) (*orkv1.JobSpec, error)
 	if len(r.EngineArguments) == 0 {
 		spec.Inference.Arguments = resolved.Arguments
 	}
-	return spec, nil
+	return spec, problems, nil
 }
 
-// onlyInference refuses what a GPU container would silently ignore.
-func onlyInference(r JobRequest) error {
-	var details []fault.Detail
+// seconds is a duration of the wire, nil for none.
+func seconds(n int64) *durationpb.Duration {
+	if n <= 0 {
+		return nil
+	}
+	return durationpb.New(time.Duration(n) * time.Second)
+}
+
+// onlyInference names what a GPU container would silently ignore.
+func onlyInference(r JobRequest) (details []fault.Detail) {
 	for _, f := range []struct {
 		field string
 		given bool
@@ -133,10 +179,7 @@ func onlyInference(r JobRequest) error {
 			details = append(details, fault.Detail{Field: f.field, Rule: "is for managed_inference only"})
 		}
 	}
-	if details == nil {
-		return nil
-	}
-	return fault.New(fault.Invalid, "the job cannot be created: %s %s", details[0].Field, details[0].Rule).With(details...)
+	return details
 }
 
 // owned reads a job that the caller may see. Another's is not found, in the same
@@ -224,7 +267,7 @@ func stateNames() []string {
 	var names []string
 	for number := range orkv1.State_name {
 		if number != 0 {
-			names = append(names, stateName(orkv1.State(number)))
+			names = append(names, string(stateName(orkv1.State(number))))
 		}
 	}
 	slices.Sort(names)
@@ -247,6 +290,10 @@ func (s *Server) startJob(ctx context.Context, in *JobPath) (*jobOutput, error) 
 	return s.act(ctx, in.ID, s.Ork.StartJob)
 }
 
+func (s *Server) restartJob(ctx context.Context, in *JobPath) (*jobOutput, error) {
+	return s.act(ctx, in.ID, s.Ork.RestartJob)
+}
+
 func (s *Server) deleteJob(ctx context.Context, in *JobPath) (*jobOutput, error) {
 	return s.act(ctx, in.ID, s.Ork.DeleteJob)
 }
@@ -267,8 +314,8 @@ func (s *Server) act(ctx context.Context, jobID string, do func(ctx context.Cont
 type JobEvent struct {
 	Sequence  uint64     `json:"sequence"`
 	Time      *time.Time `json:"time,omitempty"`
-	State     string     `json:"state"`
-	Reason    string     `json:"reason"`
+	State     State      `json:"state"`
+	Reason    Reason     `json:"reason"`
 	Message   string     `json:"message"`
 	Actor     string     `json:"actor" doc:"A user id, \"ork\" or a rack id"`
 	AttemptID string     `json:"attempt_id"`

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/cosmicac/cosmicac/pkg/lexicon"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 )
 
@@ -38,10 +39,16 @@ type Job struct {
 	SSHAuthorizedKeys    []string          `json:"ssh_authorized_keys"`
 	MaxDurationSeconds   int64             `json:"max_duration_seconds"`
 	CostLimitCents       uint64            `json:"cost_limit_cents"`
+	IdleStopSeconds      int64             `json:"idle_stop_seconds"`
+	CUDA                 string            `json:"cuda"`
+	Alerts               Alerts            `json:"alerts"`
+	PriceCents           *uint64           `json:"price_cents_per_gpu_hour" doc:"null when it was not known at create"`
+	Currency             string            `json:"currency"`
+	CostCents            uint64            `json:"cost_cents" doc:"What its GPUs have cost so far, from claim until the cluster held nothing of it"`
 	ProjectID            string            `json:"project_id"`
 	UserID               string            `json:"user_id"`
-	State                string            `json:"state"`
-	Reason               string            `json:"reason"`
+	State                State             `json:"state"`
+	Reason               Reason            `json:"reason"`
 	Message              string            `json:"message"`
 	Conditions           []Condition       `json:"conditions"`
 	EndpointID           string            `json:"endpoint_id"`
@@ -55,17 +62,17 @@ type Job struct {
 
 // Condition stands beside the state.
 type Condition struct {
-	Kind    string     `json:"kind"`
-	Message string     `json:"message"`
-	Since   *time.Time `json:"since,omitempty"`
+	Kind    ConditionKind `json:"kind"`
+	Message string        `json:"message"`
+	Since   *time.Time    `json:"since,omitempty"`
 }
 
 // Replica is one of a job's equal parts.
 type Replica struct {
 	ID       string    `json:"id"`
 	Index    uint32    `json:"index"`
-	State    string    `json:"state"`
-	Reason   string    `json:"reason"`
+	State    State     `json:"state"`
+	Reason   Reason    `json:"reason"`
 	Message  string    `json:"message"`
 	Attempts []Attempt `json:"attempts" doc:"Newest last"`
 }
@@ -74,14 +81,17 @@ type Replica struct {
 type Attempt struct {
 	ID        string        `json:"id"`
 	Number    uint32        `json:"number"`
-	State     string        `json:"state"`
-	Reason    string        `json:"reason"`
+	State     State         `json:"state"`
+	Reason    Reason        `json:"reason"`
 	Message   string        `json:"message"`
 	RackID    string        `json:"rack_id"`
 	AgentKey  string        `json:"agent_key"`
 	CreatedAt *time.Time    `json:"created_at,omitempty"`
 	RunningAt *time.Time    `json:"running_at,omitempty"`
 	EndedAt   *time.Time    `json:"ended_at,omitempty"`
+	ClaimedAt *time.Time    `json:"claimed_at,omitempty" doc:"GPUs are held from here"`
+	GoneAt    *time.Time    `json:"gone_at,omitempty" doc:"to here"`
+	Abandoned bool          `json:"abandoned" doc:"Its rack was removed by force; nobody can say whether it still runs"`
 	Gone      bool          `json:"gone" doc:"The cluster says that nothing of it is left"`
 	Nodes     []AttemptNode `json:"nodes"`
 }
@@ -118,18 +128,9 @@ func kindName(k orkv1.JobKind) string {
 	return strings.ToLower(strings.TrimPrefix(k.String(), "JOB_KIND_"))
 }
 
-func stateName(s orkv1.State) string { return enumName(s.String(), "STATE_") }
+func stateName(s orkv1.State) State { return State(lexicon.Name(s)) }
 
-func reasonName(r orkv1.Reason) string { return enumName(r.String(), "REASON_") }
-
-// enumName is a wire enum's name without prefix; "" for the unspecified one.
-func enumName(name, prefix string) string {
-	name = strings.ToLower(strings.TrimPrefix(name, prefix))
-	if name == "unspecified" {
-		return ""
-	}
-	return name
-}
+func reasonName(r orkv1.Reason) Reason { return Reason(lexicon.Name(r)) }
 
 func stamp(t *timestamppb.Timestamp) *time.Time {
 	if !t.IsValid() {
@@ -157,17 +158,24 @@ func (s *Server) job(j *orkv1.Job) Job {
 		EngineArguments: texts(inference.GetArguments()), RequireAuthorization: inference.GetRequireAuthorization(),
 		Environment: maps.Clone(spec.GetEnvironment()), StartScript: spec.GetStartScript(), SSHAuthorizedKeys: texts(spec.GetSshAuthorizedKeys()),
 		MaxDurationSeconds: int64(spec.GetMaxDuration().AsDuration() / time.Second), CostLimitCents: spec.GetCostLimitCents(),
+		IdleStopSeconds: int64(spec.GetIdleStop().AsDuration() / time.Second), CUDA: spec.GetCuda(),
+		Alerts: Alerts{CostPercent: spec.GetAlerts().GetCostPercent(), QueuedAfterSeconds: int64(spec.GetAlerts().GetQueuedAfter().AsDuration() / time.Second),
+			UnreachableAfterSeconds: int64(spec.GetAlerts().GetUnreachableAfter().AsDuration() / time.Second)},
+		Currency: j.GetPrice().GetCurrency(), CostCents: j.GetCostCents(),
 		ProjectID: j.GetOwner().GetProjectId(), UserID: j.GetOwner().GetUserId(),
 		State: stateName(j.GetState()), Reason: reasonName(j.GetReason()), Message: j.GetMessage(),
 		Conditions: []Condition{}, EndpointID: s.Watch.EndpointID(j.GetId()),
 		CreatedAt: stamp(j.GetCreatedAt()), UpdatedAt: stamp(j.GetUpdatedAt()), DeleteRequestedAt: stamp(j.GetDeleteRequestedAt()),
 		Revision: j.GetRevision(), ReplicaList: []Replica{},
 	}
+	if p := j.GetPrice(); p != nil {
+		out.PriceCents = &p.CentsPerGpuHour
+	}
 	if out.Environment == nil {
 		out.Environment = map[string]string{}
 	}
 	for _, c := range j.GetConditions() {
-		out.Conditions = append(out.Conditions, Condition{Kind: c.GetKind(), Message: c.GetMessage(), Since: stamp(c.GetSince())})
+		out.Conditions = append(out.Conditions, Condition{Kind: ConditionKind(c.GetKind()), Message: c.GetMessage(), Since: stamp(c.GetSince())})
 	}
 	for _, r := range j.GetReplicas() {
 		replica := Replica{ID: r.GetId(), Index: r.GetIndex(), State: stateName(r.GetState()), Reason: reasonName(r.GetReason()),
@@ -184,7 +192,8 @@ func (s *Server) job(j *orkv1.Job) Job {
 func attempt(a *orkv1.Attempt) Attempt {
 	out := Attempt{ID: a.GetId(), Number: a.GetNumber(), State: stateName(a.GetState()), Reason: reasonName(a.GetReason()), Message: a.GetMessage(),
 		RackID: a.GetRackId(), AgentKey: a.GetAgentKey(), CreatedAt: stamp(a.GetCreatedAt()), RunningAt: stamp(a.GetRunningAt()),
-		EndedAt: stamp(a.GetEndedAt()), Gone: a.GetGone(), Nodes: []AttemptNode{}}
+		EndedAt: stamp(a.GetEndedAt()), Gone: a.GetGone(), Nodes: []AttemptNode{},
+		ClaimedAt: stamp(a.GetClaimedAt()), GoneAt: stamp(a.GetGoneAt()), Abandoned: a.GetAbandoned()}
 	for _, n := range a.GetNodes() {
 		node := AttemptNode{NodeName: n.GetNodeName(), GPUCount: n.GetGpuCount(), VMIName: n.GetVmiName(), VMIUID: n.GetVmiUid(), Graph: []GraphNode{}}
 		for _, g := range n.GetGraph() {

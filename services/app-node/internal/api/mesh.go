@@ -4,6 +4,8 @@ import (
 	"context"
 	"strings"
 	"time"
+
+	"github.com/cosmicac/cosmicac/pkg/lexicon"
 )
 
 // MeshNode is one daemon of the network.
@@ -60,7 +62,7 @@ func (s *Server) mesh(ctx context.Context, _ *struct{}) (*meshOutput, error) {
 		node := MeshNode{Key: n.Key, Name: n.Name, Roles: []string{}, State: "answers", Reason: n.Reason, PeersKnown: n.PeersKnown,
 			Agents: n.Agents, Clients: n.Clients, Others: n.Others, Warnings: []Warning{}}
 		for _, role := range n.Roles {
-			node.Roles = append(node.Roles, strings.ReplaceAll(enumName(role.String(), "ROLE_"), "_", "-"))
+			node.Roles = append(node.Roles, strings.ReplaceAll(lexicon.Name(role), "_", "-"))
 		}
 		if n.Info == nil {
 			node.State = "silent"

@@ -106,7 +106,7 @@ func Run(ctx context.Context, env *daemon.Env, cfg Config) error {
 	env.Go("pruning", func(ctx context.Context) error { return prune(ctx, env, db, cfg.Retention) })
 
 	server := api.New(api.Options{
-		Store: db, Accounts: accounts, Keys: keys, Catalogue: catalogue.New(db),
+		Store: db, Accounts: accounts, Keys: keys, Catalogue: catalogue.New(db, cfg.Catalogue),
 		Ork: ork, Watch: watch,
 		Grants: &grants.Signer{Key: env.Key, Network: env.Network, Now: time.Now, Validity: cfg.Grants.Validity},
 		Fleet: fleet.New(fleet.Options{Node: node, Now: time.Now, Timeout: 2 * time.Second,

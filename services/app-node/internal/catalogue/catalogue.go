@@ -23,6 +23,9 @@ type Config struct {
 	Images    []ImageConfig     `yaml:"images"`
 	Models    []ModelConfig     `yaml:"models"`
 	Locations map[string]string `yaml:"locations"`
+	// Prices are what a GPU costs in an hour, by model code, in hundredths of Currency.
+	Prices   map[string]uint64 `yaml:"prices"`
+	Currency string            `yaml:"currency"`
 }
 
 // ImageConfig is one base image.
@@ -31,6 +34,8 @@ type ImageConfig struct {
 	Reference   string `yaml:"reference"`
 	DefaultUser string `yaml:"default_user"`
 	Description string `yaml:"description"`
+	// CUDA is the release in it, like "12.8.1"; empty when nobody says.
+	CUDA string `yaml:"cuda"`
 }
 
 // ModelConfig is one model.
@@ -62,9 +67,9 @@ func Defaults() Config {
 	return Config{
 		Images: []ImageConfig{
 			{Name: "Ubuntu22.04/CUDA12.8.1", Reference: "docker://registry.example.org/cosmicac/ubuntu:22.04-cuda12.8.1",
-				DefaultUser: "ubuntu", Description: "Ubuntu 22.04 LTS with CUDA 12.8.1 and the NVIDIA driver."},
+				DefaultUser: "ubuntu", Description: "Ubuntu 22.04 LTS with CUDA 12.8.1 and the NVIDIA driver.", CUDA: "12.8.1"},
 			{Name: "Ubuntu24.04/CUDA12.9", Reference: "docker://registry.example.org/cosmicac/ubuntu:24.04-cuda12.9",
-				DefaultUser: "ubuntu", Description: "Ubuntu 24.04 LTS with CUDA 12.9 and the NVIDIA driver."},
+				DefaultUser: "ubuntu", Description: "Ubuntu 24.04 LTS with CUDA 12.9 and the NVIDIA driver.", CUDA: "12.9"},
 		},
 		Models: []ModelConfig{
 			{ID: "cosmicac/ngram-demo", Name: "N-gram demonstration", Runtime: "embedded",
@@ -75,12 +80,16 @@ func Defaults() Config {
 				Recommended: RecommendedConfig{GPUModel: "GH100_H100_SXM5_80GB", GPUCount: 1}},
 		},
 		Locations: map[string]string{},
+		Prices:    map[string]uint64{},
+		Currency:  "USD",
 	}
 }
 
 var (
 	referencePattern = regexp.MustCompile(`^docker://[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$`)
 	userPattern      = regexp.MustCompile(`^[a-z_][a-z0-9_-]{0,31}$`)
+	modelPattern     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$`)
+	releasePattern   = regexp.MustCompile(`^[0-9]+(\.[0-9]+){0,3}$`)
 	locationPattern  = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?$`)
 )
 
@@ -106,7 +115,10 @@ func Build(c Config) (store.Catalogue, error) {
 		if !userPattern.MatchString(i.DefaultUser) {
 			return problem("images: %q: default_user %q is not a login name", i.Name, i.DefaultUser)
 		}
-		out.Images = append(out.Images, store.Image(i))
+		if i.CUDA != "" && !releasePattern.MatchString(i.CUDA) {
+			return problem("images: %q: cuda %q must be a release like 12.8.1", i.Name, i.CUDA)
+		}
+		out.Images = append(out.Images, store.Image{Name: i.Name, Reference: i.Reference, DefaultUser: i.DefaultUser, Description: i.Description})
 	}
 	if len(out.Images) == 0 {
 		return problem("images: at least one is needed")
@@ -136,6 +148,17 @@ func Build(c Config) (store.Catalogue, error) {
 		out.Models = append(out.Models, store.Model{ID: m.ID, Name: m.Name, Runtime: m.Runtime, Description: m.Description,
 			Image: m.Image, Arguments: m.Arguments, GPUModel: m.Recommended.GPUModel, GPUCount: m.Recommended.GPUCount})
 	}
+	for model, cents := range c.Prices {
+		if !modelPattern.MatchString(model) {
+			return problem("prices: %q is not a GPU model code", model)
+		}
+		if cents > 1<<40 {
+			return problem("prices: %s: %d hundredths for an hour are more than are counted", model, cents)
+		}
+	}
+	if len(c.Currency) > 16 {
+		return problem("currency: %q has more than 16 characters", c.Currency)
+	}
 	for code, name := range c.Locations {
 		if !locationPattern.MatchString(code) {
 			return problem("locations: code %q must be lower-case letters, digits and dashes", code)
@@ -148,13 +171,40 @@ func Build(c Config) (store.Catalogue, error) {
 	return out, nil
 }
 
-// Catalogue resolves names.
+// Catalogue resolves names and knows prices.
 type Catalogue struct {
-	store *store.Store
+	store    *store.Store
+	prices   map[string]uint64 // by model in lower case
+	currency string
+	cuda     map[string]string // by image name
 }
 
-// New makes a Catalogue over what the store holds.
-func New(s *store.Store) *Catalogue { return &Catalogue{store: s} }
+// New makes a Catalogue over what the store holds, with the prices and CUDA
+// releases of a configuration that was checked.
+func New(s *store.Store, c Config) *Catalogue {
+	out := &Catalogue{store: s, prices: map[string]uint64{}, currency: c.Currency, cuda: map[string]string{}}
+	for model, cents := range c.Prices {
+		out.prices[strings.ToLower(model)] = cents
+	}
+	for _, i := range c.Images {
+		out.cuda[i.Name] = i.CUDA
+	}
+	return out
+}
+
+// Price is what a GPU of a model costs in an hour, in hundredths of the currency.
+func (c *Catalogue) Price(model string) (cents uint64, currency string, known bool) {
+	cents, known = c.prices[strings.ToLower(model)]
+	return cents, c.currency, known
+}
+
+// has reports whether an image has the CUDA release that was asked for, as exactly
+// as that was said: 12.8.1 is a 12.8.
+func (c *Catalogue) has(image, cuda string) bool {
+	want := strings.TrimSpace(strings.TrimPrefix(strings.ToUpper(cuda), "CUDA"))
+	have := c.cuda[image]
+	return want != "" && (have == want || strings.HasPrefix(have, want+"."))
+}
 
 // List reads everything.
 func (c *Catalogue) List(ctx context.Context) (store.Catalogue, error) { return c.store.Catalogue(ctx) }
@@ -164,6 +214,8 @@ type Choice struct {
 	Image   string
 	Model   string
 	Runtime string
+	// CUDA is the release that the image must have, like "CUDA 12.8".
+	CUDA string
 	// Inference is true for a Managed Inference Job.
 	Inference bool
 }
@@ -175,15 +227,14 @@ type Resolved struct {
 	Arguments []string
 }
 
-// Resolve looks names up. Every unknown one comes as a detail that names the
-// field and lists what exists.
-func (c *Catalogue) Resolve(ctx context.Context, choice Choice) (Resolved, error) {
+// Resolve looks names up. Every unknown one comes as a problem that names the field
+// and lists what exists; what was found is resolved all the same.
+func (c *Catalogue) Resolve(ctx context.Context, choice Choice) (r Resolved, details []fault.Detail, err error) {
 	all, err := c.store.Catalogue(ctx)
 	if err != nil {
-		return Resolved{}, err
+		return Resolved{}, nil, err
 	}
-	r := Resolved{Runtime: choice.Runtime}
-	var details []fault.Detail
+	r.Runtime = choice.Runtime
 	imageName := choice.Image
 	if choice.Inference {
 		model, found := find(all.Models, func(m store.Model) bool { return m.ID == choice.Model })
@@ -203,6 +254,12 @@ func (c *Catalogue) Resolve(ctx context.Context, choice Choice) (Resolved, error
 		}
 		if imageName == "" && len(all.Images) > 0 {
 			imageName = all.Images[0].Name
+			for _, i := range all.Images {
+				if choice.CUDA != "" && c.has(i.Name, choice.CUDA) {
+					imageName = i.Name
+					break
+				}
+			}
 		}
 	}
 	image, found := find(all.Images, func(i store.Image) bool { return i.Name == imageName })
@@ -213,15 +270,15 @@ func (c *Catalogue) Resolve(ctx context.Context, choice Choice) (Resolved, error
 		}
 		details = append(details, fault.Detail{Field: "image", Rule: rule + list(all.Images, func(i store.Image) string { return i.Name })})
 	}
-	r.Image = image
-	if len(details) > 0 {
-		words := make([]string, len(details))
-		for i, d := range details {
-			words[i] = d.Field + " " + d.Rule
+	if found && choice.CUDA != "" && !c.has(imageName, choice.CUDA) {
+		have := "the catalogue does not say which CUDA it has"
+		if c.cuda[imageName] != "" {
+			have = "it has CUDA " + c.cuda[imageName]
 		}
-		return Resolved{}, fault.New(fault.Invalid, "%s", strings.Join(words, "; ")).With(details...)
+		details = append(details, fault.Detail{Field: "cuda", Rule: fmt.Sprintf("%q is not in image %q: %s", choice.CUDA, imageName, have)})
 	}
-	return r, nil
+	r.Image = image
+	return r, details, nil
 }
 
 func find[T any](all []T, is func(T) bool) (T, bool) {

@@ -79,11 +79,9 @@ func away(cause error) error {
 	return fault.Wrap(fault.Unavailable, cause, "the orchestrator cannot be reached now; jobs that run keep running, and whether a change was made is shown once it is back: try again")
 }
 
-// CreateJob records a job. existed is true when the idempotency key was seen before.
-func (c *Client) CreateJob(ctx context.Context, spec *orkv1.JobSpec, owner *orkv1.Owner, key string) (job *orkv1.Job, existed bool, err error) {
-	r, err := call(ctx, c, "CreateJob", orkv1.NewJobsClient, orkv1.JobsClient.CreateJob,
-		&orkv1.CreateJobRequest{Spec: spec, Owner: owner, IdempotencyKey: key})
-	return r.GetJob(), r.GetExisted(), err
+// CreateJob records a job, or plans one in a dry run.
+func (c *Client) CreateJob(ctx context.Context, request *orkv1.CreateJobRequest) (*orkv1.CreateJobResponse, error) {
+	return call(ctx, c, "CreateJob", orkv1.NewJobsClient, orkv1.JobsClient.CreateJob, request)
 }
 
 // Job reads one job.
@@ -131,9 +129,14 @@ func (c *Client) Events(ctx context.Context, id string, after uint64) ([]*orkv1.
 	return r.GetEvents(), err
 }
 
-// Racks lists racks with their workers' reports.
+// Racks lists racks with their workers' reports, without keys.
 func (c *Client) Racks(ctx context.Context) ([]*orkv1.Rack, error) {
-	r, err := call(ctx, c, "ListRacks", orkv1.NewRacksClient, orkv1.RacksClient.ListRacks, &orkv1.ListRacksRequest{})
+	return c.ListRacks(ctx, &orkv1.ListRacksRequest{})
+}
+
+// ListRacks lists the racks that are asked for.
+func (c *Client) ListRacks(ctx context.Context, request *orkv1.ListRacksRequest) ([]*orkv1.Rack, error) {
+	r, err := call(ctx, c, "ListRacks", orkv1.NewRacksClient, orkv1.RacksClient.ListRacks, request)
 	return r.GetRacks(), err
 }
 
@@ -149,8 +152,56 @@ func (c *Client) CordonRack(ctx context.Context, id string, cordoned bool) (*ork
 	return r.GetEntry(), err
 }
 
-// ForgetRack removes a rack's entry.
-func (c *Client) ForgetRack(ctx context.Context, id string) error {
-	_, err := call(ctx, c, "ForgetRack", orkv1.NewRacksClient, orkv1.RacksClient.ForgetRack, &orkv1.ForgetRackRequest{Id: id})
+// ForgetRack removes a rack's entry; what a forced removal left comes back.
+func (c *Client) ForgetRack(ctx context.Context, request *orkv1.ForgetRackRequest) (*orkv1.ForgottenRack, error) {
+	r, err := call(ctx, c, "ForgetRack", orkv1.NewRacksClient, orkv1.RacksClient.ForgetRack, request)
+	return r.GetAbandoned(), err
+}
+
+// RestartJob ends a job's attempts and has others follow.
+func (c *Client) RestartJob(ctx context.Context, id, actor string) (*orkv1.Job, error) {
+	r, err := call(ctx, c, "RestartJob", orkv1.NewJobsClient, orkv1.JobsClient.RestartJob, &orkv1.RestartJobRequest{Id: id, Actor: actor})
+	return r.GetJob(), err
+}
+
+// FenceAttempt gives up a silent attempt on an operator's word.
+func (c *Client) FenceAttempt(ctx context.Context, request *orkv1.FenceAttemptRequest) (*orkv1.Job, error) {
+	r, err := call(ctx, c, "FenceAttempt", orkv1.NewJobsClient, orkv1.JobsClient.FenceAttempt, request)
+	return r.GetJob(), err
+}
+
+// DrainRack closes a rack, and stops what runs there at a deadline.
+func (c *Client) DrainRack(ctx context.Context, request *orkv1.DrainRackRequest) (*orkv1.DrainRackResponse, error) {
+	return call(ctx, c, "DrainRack", orkv1.NewRacksClient, orkv1.RacksClient.DrainRack, request)
+}
+
+// ForgottenRacks lists racks that were removed by force, with what was left there.
+func (c *Client) ForgottenRacks(ctx context.Context) ([]*orkv1.ForgottenRack, error) {
+	r, err := call(ctx, c, "ListForgottenRacks", orkv1.NewRacksClient, orkv1.RacksClient.ListForgottenRacks, &orkv1.ListForgottenRacksRequest{})
+	return r.GetRacks(), err
+}
+
+// ResolveAbandoned decides about what a forced removal left, and says of how many
+// attempts.
+func (c *Client) ResolveAbandoned(ctx context.Context, request *orkv1.ResolveAbandonedRequest) (uint32, error) {
+	r, err := call(ctx, c, "ResolveAbandoned", orkv1.NewRacksClient, orkv1.RacksClient.ResolveAbandoned, request)
+	return r.GetAttempts(), err
+}
+
+// Quarantines lists what is left out of placement or suspect; of one rack, or of all.
+func (c *Client) Quarantines(ctx context.Context, rackID string) ([]*orkv1.Quarantine, error) {
+	r, err := call(ctx, c, "ListQuarantines", orkv1.NewRacksClient, orkv1.RacksClient.ListQuarantines, &orkv1.ListQuarantinesRequest{RackId: rackID})
+	return r.GetQuarantines(), err
+}
+
+// SetQuarantine leaves a node, or one GPU model of it, out of placement.
+func (c *Client) SetQuarantine(ctx context.Context, request *orkv1.SetQuarantineRequest) error {
+	_, err := call(ctx, c, "SetQuarantine", orkv1.NewRacksClient, orkv1.RacksClient.SetQuarantine, request)
+	return err
+}
+
+// LiftQuarantine takes it back.
+func (c *Client) LiftQuarantine(ctx context.Context, request *orkv1.LiftQuarantineRequest) error {
+	_, err := call(ctx, c, "LiftQuarantine", orkv1.NewRacksClient, orkv1.RacksClient.LiftQuarantine, request)
 	return err
 }
