@@ -312,3 +312,16 @@ func (f *fakeOrk) spec(jobID string) *orkv1.JobSpec {
 	}
 	return proto.Clone(f.jobs[jobID].GetSpec()).(*orkv1.JobSpec)
 }
+
+func (f *fakeOrk) RestartJob(_ context.Context, r *orkv1.RestartJobRequest) (*orkv1.RestartJobResponse, error) {
+	return &orkv1.RestartJobResponse{Job: f.change(r.GetId(), func(j *orkv1.Job) {
+		j.State, j.Reason = orkv1.State_STATE_STOPPING, orkv1.Reason_REASON_RESTART_REQUESTED
+	})}, nil
+}
+
+func (f *fakeOrk) FenceAttempt(_ context.Context, r *orkv1.FenceAttemptRequest) (*orkv1.FenceAttemptResponse, error) {
+	if r.GetConfirm() != r.GetAttemptId() {
+		return nil, fault.ToGRPC(fault.New(fault.Invalid, "it is not confirmed").With(fault.Detail{Field: "confirm", Rule: "is the id again"}))
+	}
+	return &orkv1.FenceAttemptResponse{Job: &orkv1.Job{Id: id.New(id.Job), State: orkv1.State_STATE_QUEUED}}, nil
+}
