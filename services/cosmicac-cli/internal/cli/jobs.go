@@ -23,7 +23,8 @@ func (e *environment) jobsCommand() *cobra.Command {
 	c := &cobra.Command{Use: "jobs", Short: "Create, watch and end jobs; shells into them", Args: cobra.NoArgs, RunE: helpOnly}
 	c.AddCommand(e.jobsCreateCommand(), e.jobsListCommand(), e.jobsGetCommand(), e.jobsWaitCommand(), e.jobsHistoryCommand(), e.jobsLogsCommand(),
 		e.jobsActCommand("stop", "End the job's VMs; gives up its GPUs, keeps its disks"),
-		e.jobsActCommand("start", "Start a stopped or failed job again"), e.jobsDeleteCommand(),
+		e.jobsActCommand("start", "Start a stopped or failed job again"),
+		e.jobsActCommand("restart", "End the job's VMs and have new ones follow; keeps its disks"), e.jobsDeleteCommand(), e.jobsFenceCommand(),
 		e.jobsShellCommand(), e.jobsExecCommand(), e.sshProxyCommand())
 	return c
 }
@@ -35,8 +36,10 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		file, kind, name, location, gpu, image, model, runtime, script, key string
 		tags, env, engineArgs                                               []string
 		gpus, cpus, memory, disk, replicas                                  int
-		maxDuration                                                         time.Duration
+		cuda                                                                string
+		maxDuration, idleStop, alertQueued, alertUnreachable                time.Duration
 		costLimit                                                           uint64
+		alertCost                                                           uint32
 		anonymous, wait, dryRun                                             bool
 	}
 	c := &cobra.Command{
@@ -67,7 +70,12 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 	fl.StringArrayVar(&f.env, "env", nil, "NAME=VALUE for the start-up script; may be repeated")
 	fl.StringVar(&f.script, "start-script", "", "file with a start-up script")
 	fl.DurationVar(&f.maxDuration, "max-duration", 0, "stop after running this long")
-	fl.Uint64Var(&f.costLimit, "cost-limit-cents", 0, "stop when the cost reaches this")
+	fl.Uint64Var(&f.costLimit, "cost-limit-cents", 0, "stop when its GPUs have cost this much, in hundredths of the price list's currency")
+	fl.DurationVar(&f.idleStop, "idle-stop", 0, "stop after this long without GPU use and without a shell, at least 1m (GPU Container Jobs)")
+	fl.StringVar(&f.cuda, "cuda", "", "CUDA release that the image must have, as \"CUDA 12.8\"")
+	fl.Uint32Var(&f.alertCost, "alert-cost", 0, "alert when the cost reaches this share of the cost limit, 1 to 100")
+	fl.DurationVar(&f.alertQueued, "alert-queued", 0, "alert when it has waited for placement this long")
+	fl.DurationVar(&f.alertUnreachable, "alert-unreachable", 0, "alert when it has not been heard of for this long")
 	fl.StringVar(&f.key, "idempotency-key", "", "the same key gives the same job")
 	fl.BoolVar(&f.wait, "wait", false, "wait until it runs, or ended")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
@@ -108,6 +116,20 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		set("no-authorization", "require_authorization", !f.anonymous)
 		set("max-duration", "max_duration_seconds", int64(f.maxDuration.Seconds()))
 		set("cost-limit-cents", "cost_limit_cents", f.costLimit)
+		set("idle-stop", "idle_stop_seconds", int64(f.idleStop.Seconds()))
+		set("cuda", "cuda", f.cuda)
+		alerts, _ := body["alerts"].(map[string]any)
+		if alerts == nil {
+			alerts = map[string]any{}
+		}
+		for flag, v := range map[string]any{"alert-cost": f.alertCost, "alert-queued": int64(f.alertQueued.Seconds()), "alert-unreachable": int64(f.alertUnreachable.Seconds())} {
+			if fl.Changed(flag) {
+				alerts[map[string]string{"alert-cost": "cost_percent", "alert-queued": "queued_after_seconds", "alert-unreachable": "unreachable_after_seconds"}[flag]] = v
+			}
+		}
+		if len(alerts) > 0 {
+			body["alerts"] = alerts
+		}
 		if fl.Changed("env") {
 			env := map[string]string{}
 			for _, kv := range f.env {
@@ -119,8 +141,10 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 			}
 			body["environment"] = env
 		}
-		if fl.Changed("max-duration") && (f.maxDuration < time.Second || f.maxDuration%time.Second != 0) {
-			return usageError{fmt.Errorf("--max-duration %s: must be whole seconds, at least 1s", f.maxDuration)}
+		for flag, d := range map[string]time.Duration{"max-duration": f.maxDuration, "idle-stop": f.idleStop, "alert-queued": f.alertQueued, "alert-unreachable": f.alertUnreachable} {
+			if fl.Changed(flag) && (d < time.Second || d%time.Second != 0) {
+				return usageError{fmt.Errorf("--%s %s: must be whole seconds, at least 1s", flag, d)}
+			}
 		}
 		if f.script != "" {
 			raw, err := os.ReadFile(f.script)
@@ -297,10 +321,25 @@ func (e *environment) printJob(j *client.Job) error {
 				t.row("attempt "+strconv.Itoa(int(a.Number)), fmt.Sprintf("%s %s on %s", a.ID, a.State, where))
 			}
 		}
+		if j.Price != nil {
+			t.row("cost", fmt.Sprintf("%s so far, at %s for a GPU and hour%s", money(j.CostCents, j.Currency), money(*j.Price, j.Currency), limitWords(j)))
+		}
 		if j.Simulated {
 			t.row("note", "simulated: this rack's GPUs and VMs are played by a simulator")
 		}
 	})
+}
+
+// money is an amount in hundredths of a currency.
+func money(cents uint64, currency string) string {
+	return strings.TrimSpace(fmt.Sprintf("%d.%02d %s", cents/100, cents%100, currency))
+}
+
+func limitWords(j *client.Job) string {
+	if j.CostLimitCents == 0 {
+		return ""
+	}
+	return "; stopped at " + money(j.CostLimitCents, j.Currency)
 }
 
 func (e *environment) jobsListCommand() *cobra.Command {
@@ -417,13 +456,68 @@ func (e *environment) jobsActCommand(verb, short string) *cobra.Command {
 		if !wait {
 			return e.printJob(&job)
 		}
-		last, err := e.await(ctx, api, id, func(j *client.Job) bool { return j.Ended() || verb == "start" && j.State == "running" })
+		revision := job.Revision
+		last, err := e.await(ctx, api, id, func(j *client.Job) bool {
+			switch verb {
+			case "start":
+				return j.Ended() || j.State == "running"
+			case "restart": // what runs at first is the attempt that is to end
+				return j.Revision > revision && (j.State == "failed" || j.State == "running" && restarted(&job, j))
+			}
+			return j.Ended()
+		})
 		if err != nil {
 			return err
 		}
 		return e.printJob(last)
 	})
 	c.Flags().BoolVar(&wait, "wait", false, "wait until done")
+	return c
+}
+
+// restarted reports whether every replica runs another attempt than before, or the
+// same one where it was queued.
+func restarted(was, is *client.Job) bool {
+	for i, r := range is.ReplicaList {
+		if i >= len(was.ReplicaList) || len(r.Attempts) == 0 {
+			return false
+		}
+		before := was.ReplicaList[i].Attempts
+		if len(before) > 0 && before[len(before)-1].ID == r.Attempts[len(r.Attempts)-1].ID && before[len(before)-1].RackID != "" {
+			return false
+		}
+	}
+	return true
+}
+
+func (e *environment) jobsFenceCommand() *cobra.Command {
+	var confirm string
+	c := &cobra.Command{
+		Use:   "fence ATTEMPT",
+		Short: "Give up an attempt on a silent node, so that another may follow (administrators)",
+		Long: `Give up an attempt on a silent node, so that another may follow.
+
+Nothing replaces an attempt that is not heard of: it may still run, and a second copy
+is worse than none. Make sure that its machine is off, or cut from network and disks;
+then say so with --confirm and the attempt's id. Its GPUs stay held until the cluster
+says that nothing of it is left.`,
+		Args: cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if confirm != args[0] {
+				return usageError{fmt.Errorf("fence %s: it is not confirmed; make sure that its machine is off, then add --confirm %s", args[0], args[0])}
+			}
+			api, err := e.client()
+			if err != nil {
+				return err
+			}
+			var job client.Job
+			if err := api.Call(cmd.Context(), "POST", "/api/v1/attempts/"+url.PathEscape(args[0])+"/fence", nil, nil, map[string]string{"confirm": confirm}, &job); err != nil {
+				return err
+			}
+			return e.printJob(&job)
+		},
+	}
+	c.Flags().StringVar(&confirm, "confirm", "", "the attempt's id again")
 	return c
 }
 

@@ -13,14 +13,32 @@ import (
 
 func (e *environment) racksCommand() *cobra.Command {
 	c := &cobra.Command{Use: "racks", Short: "The GPU capacity behind each worker", Args: cobra.NoArgs, RunE: helpOnly}
+	filter := url.Values{}
+	var listLocation, listType string
+	var keys bool
 	list := &cobra.Command{
 		Use: "list", Short: "List racks", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			racks, err := e.racks(cmd)
+			for k, v := range map[string]string{"location": listLocation, "type": listType} {
+				if v != "" {
+					filter.Set(k, v)
+				}
+			}
+			if keys {
+				filter.Set("keys", "true")
+			}
+			racks, err := e.racksOf(cmd, filter)
 			if err != nil {
 				return err
 			}
 			return e.print(map[string]any{"racks": racks}, func(t *tableWriter) {
+				if keys {
+					t.row("ID", "TYPE", "LOCATION", "KEY")
+					for _, r := range racks {
+						t.row(r.ID, r.Type, r.Location, r.Key)
+					}
+					return
+				}
 				t.row("ID", "LOCATION", "CONNECTED", "CORDONED", "NODES", "GPUS", "HELD", "OFFERABLE", "SEEN", "MESSAGE")
 				for _, r := range racks {
 					var total, held, offerable uint32
@@ -41,7 +59,10 @@ func (e *environment) racksCommand() *cobra.Command {
 			})
 		},
 	}
-	var location, key string
+	list.Flags().StringVar(&listLocation, "location", "", "only this location")
+	list.Flags().StringVar(&listType, "type", "", "only racks whose type begins so")
+	list.Flags().BoolVar(&keys, "keys", false, "show the workers' keys (administrators)")
+	var location, key, kind string
 	var models []string
 	var maximum uint32
 	put := &cobra.Command{
@@ -52,6 +73,9 @@ func (e *environment) racksCommand() *cobra.Command {
 				return err
 			}
 			body := map[string]any{"location": location, "key": key, "allowed_models": models, "maximum_gpus": maximum}
+			if kind != "" {
+				body["type"] = kind
+			}
 			if models == nil {
 				body["allowed_models"] = []string{}
 			}
@@ -64,6 +88,7 @@ func (e *environment) racksCommand() *cobra.Command {
 	}
 	put.Flags().StringVar(&location, "location", "", "location code, as us")
 	put.Flags().StringVar(&key, "key", "", "the worker's key, as its log and status file show it")
+	put.Flags().StringVar(&kind, "type", "", "what kind of worker it has (default server-k8s-nvidia)")
 	put.Flags().StringSliceVar(&models, "allowed-models", nil, "only these GPU models (default: all)")
 	put.Flags().Uint32Var(&maximum, "maximum-gpus", 0, "never hold more than this (0: no bound)")
 	act := func(use, short, method, suffix string, body any, done string) *cobra.Command {
@@ -81,12 +106,19 @@ func (e *environment) racksCommand() *cobra.Command {
 	}
 	c.AddCommand(list, put,
 		act("cordon", "Give no new GPUs of a rack", "POST", "/cordon", map[string]bool{"cordoned": true}, "cordoned"),
-		act("uncordon", "Give its GPUs again", "POST", "/cordon", map[string]bool{"cordoned": false}, "uncordoned"),
-		act("forget", "Remove a rack's entry; refused while it has live jobs", "DELETE", "", nil, "forgot"))
+		act("uncordon", "Give its GPUs again; ends a drain", "POST", "/cordon", map[string]bool{"cordoned": false}, "uncordoned"),
+		e.racksDrainCommand(), e.racksForgetCommand(), e.racksForgottenCommand(),
+		e.racksResolveCommand("adopt", "adopt", "Take back what was abandoned on a rack that is back; it goes on as it was", "adopted"),
+		e.racksResolveCommand("clear", "delete", "Stop and take down what was abandoned on a rack that is back", "takes down"),
+		e.racksQuarantineCommand())
 	return c
 }
 
 func (e *environment) racks(cmd *cobra.Command) ([]client.Rack, error) {
+	return e.racksOf(cmd, nil)
+}
+
+func (e *environment) racksOf(cmd *cobra.Command, filter url.Values) ([]client.Rack, error) {
 	api, err := e.client()
 	if err != nil {
 		return nil, err
@@ -94,8 +126,15 @@ func (e *environment) racks(cmd *cobra.Command) ([]client.Rack, error) {
 	var list struct {
 		Racks []client.Rack `json:"racks"`
 	}
-	err = api.Call(cmd.Context(), "GET", "/api/v1/racks", nil, nil, nil, &list)
+	err = api.Call(cmd.Context(), "GET", "/api/v1/racks", filter, nil, nil, &list)
 	return list.Racks, err
+}
+
+func quarantineWords(g client.NodeGPU) string {
+	if g.Quarantine == "" {
+		return ""
+	}
+	return "quarantined: " + g.Quarantine
 }
 
 func (e *environment) nodesCommand() *cobra.Command {
@@ -126,8 +165,10 @@ func (e *environment) nodesCommand() *cobra.Command {
 				for _, n := range nodes {
 					for _, g := range n.GPUs {
 						message := n.Message
-						if g.Message != "" {
-							message = strings.TrimPrefix(message+"; "+g.Message, "; ")
+						for _, more := range []string{g.Message, quarantineWords(g)} {
+							if more != "" {
+								message = strings.TrimPrefix(message+"; "+more, "; ")
+							}
 						}
 						t.row(n.Name, n.RackID, n.Location, n.Schedulable, g.Model, g.Total, g.Healthy, g.Held, g.Offerable, orDash(message))
 					}

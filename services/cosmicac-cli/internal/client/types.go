@@ -22,6 +22,12 @@ type Job struct {
 	Environment          map[string]string `json:"environment"`
 	MaxDurationSeconds   int64             `json:"max_duration_seconds"`
 	CostLimitCents       uint64            `json:"cost_limit_cents"`
+	IdleStopSeconds      int64             `json:"idle_stop_seconds"`
+	CUDA                 string            `json:"cuda"`
+	Price                *uint64           `json:"price_cents_per_gpu_hour"`
+	Currency             string            `json:"currency"`
+	CostCents            uint64            `json:"cost_cents"`
+	Revision             uint64            `json:"revision"`
 	ProjectID            string            `json:"project_id"`
 	UserID               string            `json:"user_id"`
 	State                string            `json:"state"`
@@ -132,6 +138,7 @@ type Rack struct {
 	Connected     bool      `json:"connected"`
 	LastSeenAt    time.Time `json:"last_seen_at"`
 	Cordoned      bool      `json:"cordoned"`
+	Type          string    `json:"type"`
 	Simulated     bool      `json:"simulated"`
 	Message       string    `json:"message"`
 	WorkerVersion string    `json:"worker_version"`
@@ -152,13 +159,15 @@ type Node struct {
 
 // NodeGPU counts one model on one node.
 type NodeGPU struct {
-	Model     string            `json:"model"`
-	Total     uint32            `json:"total"`
-	Healthy   uint32            `json:"healthy"`
-	Held      uint32            `json:"held"`
-	Offerable uint32            `json:"offerable"`
-	Message   string            `json:"message"`
-	Holders   map[string]uint32 `json:"holders"`
+	Model     string `json:"model"`
+	Total     uint32 `json:"total"`
+	Healthy   uint32 `json:"healthy"`
+	Held      uint32 `json:"held"`
+	Offerable uint32 `json:"offerable"`
+	Message   string `json:"message"`
+	// Quarantine is why these are left out of placement, if so.
+	Quarantine string            `json:"quarantine"`
+	Holders    map[string]uint32 `json:"holders"`
 }
 
 // AvailableGPU is what one could get of a model in a location.
@@ -202,4 +211,47 @@ type HistoryEvent struct {
 	Message   string    `json:"message"`
 	Actor     string    `json:"actor"`
 	AttemptID string    `json:"attempt_id"`
+}
+
+// ForgottenRack is what stays of a rack that was removed by force.
+type ForgottenRack struct {
+	ID          string             `json:"id"`
+	Location    string             `json:"location"`
+	ForgottenAt time.Time          `json:"forgotten_at"`
+	Actor       string             `json:"actor"`
+	Returned    bool               `json:"returned"`
+	Attempts    []AbandonedAttempt `json:"attempts"`
+	DiskJobIDs  []string           `json:"disk_job_ids"`
+}
+
+// AbandonedAttempt may still run on such a rack.
+type AbandonedAttempt struct {
+	AttemptID string   `json:"attempt_id"`
+	JobID     string   `json:"job_id"`
+	JobName   string   `json:"job_name"`
+	NodeNames []string `json:"node_names"`
+	GPUCount  uint32   `json:"gpu_count"`
+	Present   bool     `json:"present"`
+}
+
+// Quarantine is what is left out of placement, or suspect.
+type Quarantine struct {
+	RackID   string         `json:"rack_id"`
+	NodeName string         `json:"node_name"`
+	GPUModel string         `json:"gpu_model"`
+	Active   bool           `json:"active"`
+	Since    time.Time      `json:"since"`
+	Actor    string         `json:"actor"`
+	Message  string         `json:"message"`
+	Evidence []StartFailure `json:"evidence"`
+}
+
+// StartFailure is an attempt that could not be started on a node.
+type StartFailure struct {
+	AttemptID string    `json:"attempt_id"`
+	JobID     string    `json:"job_id"`
+	Time      time.Time `json:"time"`
+	Reason    string    `json:"reason"`
+	Message   string    `json:"message"`
+	GPUUUIDs  []string  `json:"gpu_uuids"`
 }
