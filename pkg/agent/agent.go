@@ -94,6 +94,8 @@ type Agent struct {
 	message  string
 	exitCode int32
 	gpus     []*agentv1.Gpu
+	useKnown bool      // whether a sample of the GPUs' work can be taken
+	usedAt   time.Time // when one last showed work, or the first was taken
 	sequence uint64
 	draining bool
 	tasks    sync.WaitGroup
@@ -184,6 +186,16 @@ func (a *Agent) SetGPUs(gpus []*agentv1.Gpu) {
 	a.Changed()
 }
 
+// SetGPUUse notes a sample of the GPUs' work: whether it could be taken, and whether
+// any of them was at work. Reports say for how long none was.
+func (a *Agent) SetGPUUse(known, working bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.useKnown = known; working || a.usedAt.IsZero() {
+		a.usedAt = a.o.Now()
+	}
+}
+
 // SetExitCode says how the start script or the engine ended.
 func (a *Agent) SetExitCode(code int) {
 	a.mu.Lock()
@@ -206,6 +218,9 @@ func (a *Agent) Report() *agentv1.Report {
 	r := &agentv1.Report{
 		Phase: a.phase, Message: a.message, Time: timestamp(a.o.Now()), Gpus: a.gpus, ExitCode: a.exitCode,
 		Simulated: a.o.Seed.GetSimulated(),
+	}
+	if a.useKnown {
+		r.GpuUseKnown, r.GpuIdleSeconds = true, uint32(max(a.o.Now().Sub(a.usedAt), 0)/time.Second)
 	}
 	if a.draining && r.Phase != agentv1.Phase_PHASE_FAILED {
 		r.Phase = agentv1.Phase_PHASE_DRAINING

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -75,4 +77,37 @@ func CheckGPUs(seed *agentv1.Seed, found []*agentv1.Gpu) error {
 		return fault.New(fault.FailedPrecondition, "%d GPUs are seen in this VM, the job has %d%s", len(found), want, hint)
 	}
 	return nil
+}
+
+// SampleGPUUse says whether any GPU of this VM was at work in the last moment, by
+// nvidia-smi. known is false where that cannot be told: a simulator plays the VM,
+// there is no nvidia-smi, it fails, or a card does not say.
+func SampleGPUUse(ctx context.Context, seed *agentv1.Seed) (working, known bool) {
+	if seed.GetSimulated() || seed.GetGpuCount() == 0 {
+		return false, false
+	}
+	path, err := exec.LookPath("nvidia-smi")
+	if err != nil {
+		return false, false
+	}
+	ctx, cancel := context.WithTimeout(ctx, gpuListTime)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, "--query-gpu=utilization.gpu", "--format=csv,noheader,nounits").Output()
+	if err != nil {
+		return false, false
+	}
+	return parseUse(out)
+}
+
+// parseUse reads one percentage a line. One card that works is work, whatever the
+// others say.
+func parseUse(out []byte) (working, known bool) {
+	lines := strings.Fields(string(out))
+	known = len(lines) > 0
+	for _, line := range lines {
+		percent, err := strconv.Atoi(line)
+		known = known && err == nil
+		working = working || err == nil && percent > 0
+	}
+	return working, known || working
 }

@@ -30,7 +30,11 @@ const (
 	// or load its driver at the first boot.
 	gpuPatience = 5 * time.Minute
 	gpuRetry    = 5 * time.Second
-	gpuAgain    = time.Minute
+	// useEvery is how often the GPUs' work is sampled. A sample sees the last second
+	// or less; a job that works in shorter bursts than every few minutes may be
+	// taken for idle, and sets a longer idle stop.
+	useEvery = 15 * time.Second
+	gpuAgain = time.Minute
 )
 
 // Instance is the work of this kind of agent.
@@ -101,6 +105,7 @@ func (i *Instance) Run(ctx context.Context) error {
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	tasks.Go(func() { i.startScript(ctx) })
+	tasks.Go(func() { i.sampleUse(ctx) })
 	i.installKeys()
 	i.watchGPUs(ctx)
 	return nil
@@ -133,6 +138,24 @@ func (i *Instance) watchGPUs(ctx context.Context) {
 		case <-timer.C:
 		case <-ctx.Done():
 			timer.Stop()
+			return
+		}
+	}
+}
+
+// sampleUse keeps the report's word on how long no GPU has worked.
+func (i *Instance) sampleUse(ctx context.Context) {
+	tick := time.NewTicker(useEvery)
+	defer tick.Stop()
+	for {
+		working, known := agent.SampleGPUUse(ctx, i.agent.Seed())
+		if ctx.Err() != nil {
+			return
+		}
+		i.agent.SetGPUUse(known, working)
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
 			return
 		}
 	}
