@@ -11,6 +11,7 @@ for part in "${parts[@]}"; do
   go)
     say "tests of proto, pkg and services, race detector on"
     CGO_ENABLED=1 GOGC=200 go test -race -count=1 -timeout 30m -p 2 ./proto/... ./pkg/... ./services/...
+    (cd deploy/images && GOWORK=off go vet ./... && GOWORK=off go test -count=1 ./...)
     ;;
   cluster)
     say "tests of the embedded cluster"
