@@ -99,6 +99,65 @@ func (AttemptPhase) EnumDescriptor() ([]byte, []int) {
 	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{0}
 }
 
+// CheckVerdict is the outcome of one row of a readiness check.
+type CheckVerdict int32
+
+const (
+	CheckVerdict_CHECK_VERDICT_UNSPECIFIED CheckVerdict = 0
+	CheckVerdict_CHECK_VERDICT_OK          CheckVerdict = 1
+	// Works, with a drawback.
+	CheckVerdict_CHECK_VERDICT_WARNING CheckVerdict = 2
+	// No job can run before this is mended.
+	CheckVerdict_CHECK_VERDICT_GATE CheckVerdict = 3
+	// It could not be looked at; the message says why.
+	CheckVerdict_CHECK_VERDICT_UNKNOWN CheckVerdict = 4
+)
+
+// Enum value maps for CheckVerdict.
+var (
+	CheckVerdict_name = map[int32]string{
+		0: "CHECK_VERDICT_UNSPECIFIED",
+		1: "CHECK_VERDICT_OK",
+		2: "CHECK_VERDICT_WARNING",
+		3: "CHECK_VERDICT_GATE",
+		4: "CHECK_VERDICT_UNKNOWN",
+	}
+	CheckVerdict_value = map[string]int32{
+		"CHECK_VERDICT_UNSPECIFIED": 0,
+		"CHECK_VERDICT_OK":          1,
+		"CHECK_VERDICT_WARNING":     2,
+		"CHECK_VERDICT_GATE":        3,
+		"CHECK_VERDICT_UNKNOWN":     4,
+	}
+)
+
+func (x CheckVerdict) Enum() *CheckVerdict {
+	p := new(CheckVerdict)
+	*p = x
+	return p
+}
+
+func (x CheckVerdict) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (CheckVerdict) Descriptor() protoreflect.EnumDescriptor {
+	return file_cosmicac_worker_v1_worker_proto_enumTypes[1].Descriptor()
+}
+
+func (CheckVerdict) Type() protoreflect.EnumType {
+	return &file_cosmicac_worker_v1_worker_proto_enumTypes[1]
+}
+
+func (x CheckVerdict) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use CheckVerdict.Descriptor instead.
+func (CheckVerdict) EnumDescriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{1}
+}
+
 type WatchRackRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The entry that ork holds; the worker offers nothing outside it.
@@ -288,8 +347,11 @@ type AttemptStatus struct {
 	ImportPercent uint32 `protobuf:"varint,9,opt,name=import_percent,json=importPercent,proto3" json:"import_percent,omitempty"`
 	// Of phase ENDED: the guest shut down by itself and cleanly.
 	GuestSucceeded bool `protobuf:"varint,10,opt,name=guest_succeeded,json=guestSucceeded,proto3" json:"guest_succeeded,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Somebody else deleted the root disk under a VM since; what is on it is lost
+	// when the VM stops. Zero when it is there.
+	DiskLostSince *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=disk_lost_since,json=diskLostSince,proto3" json:"disk_lost_since,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttemptStatus) Reset() {
@@ -390,6 +452,13 @@ func (x *AttemptStatus) GetGuestSucceeded() bool {
 		return x.GuestSucceeded
 	}
 	return false
+}
+
+func (x *AttemptStatus) GetDiskLostSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DiskLostSince
+	}
+	return nil
 }
 
 type ApplyAttemptRequest struct {
@@ -783,6 +852,375 @@ func (*DeleteJobDisksResponse) Descriptor() ([]byte, []int) {
 	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{9}
 }
 
+type ListHoldingsRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHoldingsRequest) Reset() {
+	*x = ListHoldingsRequest{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHoldingsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHoldingsRequest) ProtoMessage() {}
+
+func (x *ListHoldingsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHoldingsRequest.ProtoReflect.Descriptor instead.
+func (*ListHoldingsRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{10}
+}
+
+type ListHoldingsResponse struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	RackId string                 `protobuf:"bytes,1,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	// By kind and name, at most 20,000.
+	Holdings []*Holding `protobuf:"bytes,2,rep,name=holdings,proto3" json:"holdings,omitempty"`
+	// Kinds of objects that could not be listed, with the cluster's words.
+	Unread []string `protobuf:"bytes,3,rep,name=unread,proto3" json:"unread,omitempty"`
+	// There were more.
+	Truncated     bool `protobuf:"varint,4,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListHoldingsResponse) Reset() {
+	*x = ListHoldingsResponse{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListHoldingsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListHoldingsResponse) ProtoMessage() {}
+
+func (x *ListHoldingsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListHoldingsResponse.ProtoReflect.Descriptor instead.
+func (*ListHoldingsResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *ListHoldingsResponse) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *ListHoldingsResponse) GetHoldings() []*Holding {
+	if x != nil {
+		return x.Holdings
+	}
+	return nil
+}
+
+func (x *ListHoldingsResponse) GetUnread() []string {
+	if x != nil {
+		return x.Unread
+	}
+	return nil
+}
+
+func (x *ListHoldingsResponse) GetTruncated() bool {
+	if x != nil {
+		return x.Truncated
+	}
+	return false
+}
+
+// Holding is one cluster object with this network's label, or one claim.
+type Holding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As in a manifest; "Claim" for what the worker holds in memory.
+	Kind   string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	Name   string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	RackId string `protobuf:"bytes,3,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	JobId  string `protobuf:"bytes,4,opt,name=job_id,json=jobId,proto3" json:"job_id,omitempty"`
+	// Empty for what belongs to the job.
+	AttemptId string `protobuf:"bytes,5,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
+	NodeName  string `protobuf:"bytes,6,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
+	GpuCount  uint32 `protobuf:"varint,7,opt,name=gpu_count,json=gpuCount,proto3" json:"gpu_count,omitempty"`
+	// The cluster is removing it.
+	Deleting      bool                   `protobuf:"varint,8,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Holding) Reset() {
+	*x = Holding{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Holding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Holding) ProtoMessage() {}
+
+func (x *Holding) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Holding.ProtoReflect.Descriptor instead.
+func (*Holding) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *Holding) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Holding) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *Holding) GetRackId() string {
+	if x != nil {
+		return x.RackId
+	}
+	return ""
+}
+
+func (x *Holding) GetJobId() string {
+	if x != nil {
+		return x.JobId
+	}
+	return ""
+}
+
+func (x *Holding) GetAttemptId() string {
+	if x != nil {
+		return x.AttemptId
+	}
+	return ""
+}
+
+func (x *Holding) GetNodeName() string {
+	if x != nil {
+		return x.NodeName
+	}
+	return ""
+}
+
+func (x *Holding) GetGpuCount() uint32 {
+	if x != nil {
+		return x.GpuCount
+	}
+	return 0
+}
+
+func (x *Holding) GetDeleting() bool {
+	if x != nil {
+		return x.Deleting
+	}
+	return false
+}
+
+func (x *Holding) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+type CheckRackRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRackRequest) Reset() {
+	*x = CheckRackRequest{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRackRequest) ProtoMessage() {}
+
+func (x *CheckRackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRackRequest.ProtoReflect.Descriptor instead.
+func (*CheckRackRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{13}
+}
+
+type CheckRackResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Findings      []*CheckFinding        `protobuf:"bytes,1,rep,name=findings,proto3" json:"findings,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckRackResponse) Reset() {
+	*x = CheckRackResponse{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckRackResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckRackResponse) ProtoMessage() {}
+
+func (x *CheckRackResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckRackResponse.ProtoReflect.Descriptor instead.
+func (*CheckRackResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *CheckRackResponse) GetFindings() []*CheckFinding {
+	if x != nil {
+		return x.Findings
+	}
+	return nil
+}
+
+type CheckFinding struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// One or two words, stable: "kubevirt", "storage class".
+	Row     string       `protobuf:"bytes,1,opt,name=row,proto3" json:"row,omitempty"`
+	Verdict CheckVerdict `protobuf:"varint,2,opt,name=verdict,proto3,enum=cosmicac.worker.v1.CheckVerdict" json:"verdict,omitempty"`
+	Message string       `protobuf:"bytes,3,opt,name=message,proto3" json:"message,omitempty"`
+	// What to do; empty when nothing is to be done.
+	Remedy        string `protobuf:"bytes,4,opt,name=remedy,proto3" json:"remedy,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CheckFinding) Reset() {
+	*x = CheckFinding{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CheckFinding) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CheckFinding) ProtoMessage() {}
+
+func (x *CheckFinding) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CheckFinding.ProtoReflect.Descriptor instead.
+func (*CheckFinding) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *CheckFinding) GetRow() string {
+	if x != nil {
+		return x.Row
+	}
+	return ""
+}
+
+func (x *CheckFinding) GetVerdict() CheckVerdict {
+	if x != nil {
+		return x.Verdict
+	}
+	return CheckVerdict_CHECK_VERDICT_UNSPECIFIED
+}
+
+func (x *CheckFinding) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *CheckFinding) GetRemedy() string {
+	if x != nil {
+		return x.Remedy
+	}
+	return ""
+}
+
 var File_cosmicac_worker_v1_worker_proto protoreflect.FileDescriptor
 
 const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
@@ -803,7 +1241,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x13cluster_fault_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x11clusterFaultSince\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\tR\aversion\x12\x16\n" +
-	"\x06fabric\x18\v \x01(\bR\x06fabric\"\xb4\x03\n" +
+	"\x06fabric\x18\v \x01(\bR\x06fabric\"\xf8\x03\n" +
 	"\rAttemptStatus\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
@@ -817,7 +1255,8 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x11unreachable_since\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\x10unreachableSince\x12%\n" +
 	"\x0eimport_percent\x18\t \x01(\rR\rimportPercent\x12'\n" +
 	"\x0fguest_succeeded\x18\n" +
-	" \x01(\bR\x0eguestSucceeded\"\xb7\x02\n" +
+	" \x01(\bR\x0eguestSucceeded\x12B\n" +
+	"\x0fdisk_lost_since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\rdiskLostSince\"\xb7\x02\n" +
 	"\x13ApplyAttemptRequest\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
@@ -845,7 +1284,33 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x15DeleteAttemptResponse\".\n" +
 	"\x15DeleteJobDisksRequest\x12\x15\n" +
 	"\x06job_id\x18\x01 \x01(\tR\x05jobId\"\x18\n" +
-	"\x16DeleteJobDisksResponse*\x84\x02\n" +
+	"\x16DeleteJobDisksResponse\"\x15\n" +
+	"\x13ListHoldingsRequest\"\x9e\x01\n" +
+	"\x14ListHoldingsResponse\x12\x17\n" +
+	"\arack_id\x18\x01 \x01(\tR\x06rackId\x127\n" +
+	"\bholdings\x18\x02 \x03(\v2\x1b.cosmicac.worker.v1.HoldingR\bholdings\x12\x16\n" +
+	"\x06unread\x18\x03 \x03(\tR\x06unread\x12\x1c\n" +
+	"\ttruncated\x18\x04 \x01(\bR\ttruncated\"\x91\x02\n" +
+	"\aHolding\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
+	"\arack_id\x18\x03 \x01(\tR\x06rackId\x12\x15\n" +
+	"\x06job_id\x18\x04 \x01(\tR\x05jobId\x12\x1d\n" +
+	"\n" +
+	"attempt_id\x18\x05 \x01(\tR\tattemptId\x12\x1b\n" +
+	"\tnode_name\x18\x06 \x01(\tR\bnodeName\x12\x1b\n" +
+	"\tgpu_count\x18\a \x01(\rR\bgpuCount\x12\x1a\n" +
+	"\bdeleting\x18\b \x01(\bR\bdeleting\x129\n" +
+	"\n" +
+	"created_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\x12\n" +
+	"\x10CheckRackRequest\"Q\n" +
+	"\x11CheckRackResponse\x12<\n" +
+	"\bfindings\x18\x01 \x03(\v2 .cosmicac.worker.v1.CheckFindingR\bfindings\"\x8e\x01\n" +
+	"\fCheckFinding\x12\x10\n" +
+	"\x03row\x18\x01 \x01(\tR\x03row\x12:\n" +
+	"\averdict\x18\x02 \x01(\x0e2 .cosmicac.worker.v1.CheckVerdictR\averdict\x12\x18\n" +
+	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy*\x84\x02\n" +
 	"\fAttemptPhase\x12\x1d\n" +
 	"\x19ATTEMPT_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ATTEMPT_PHASE_CREATING\x10\x01\x12\x1b\n" +
@@ -855,7 +1320,13 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x10ATTEMPT_PHASE_UP\x10\x05\x12\x1a\n" +
 	"\x16ATTEMPT_PHASE_DELETING\x10\x06\x12\x17\n" +
 	"\x13ATTEMPT_PHASE_ENDED\x10\a\x12\x18\n" +
-	"\x14ATTEMPT_PHASE_FAILED\x10\b2\xb8\x03\n" +
+	"\x14ATTEMPT_PHASE_FAILED\x10\b*\x91\x01\n" +
+	"\fCheckVerdict\x12\x1d\n" +
+	"\x19CHECK_VERDICT_UNSPECIFIED\x10\x00\x12\x14\n" +
+	"\x10CHECK_VERDICT_OK\x10\x01\x12\x19\n" +
+	"\x15CHECK_VERDICT_WARNING\x10\x02\x12\x16\n" +
+	"\x12CHECK_VERDICT_GATE\x10\x03\x12\x19\n" +
+	"\x15CHECK_VERDICT_UNKNOWN\x10\x042\x89\x05\n" +
 	"\x04Rack\x12c\n" +
 	"\tWatchRack\x12$.cosmicac.worker.v1.WatchRackRequest\x1a%.cosmicac.worker.v1.WatchRackResponse\"\a\xca\xc1\x18\x03\n" +
 	"\x01\x030\x01\x12j\n" +
@@ -864,7 +1335,11 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\rDeleteAttempt\x12(.cosmicac.worker.v1.DeleteAttemptRequest\x1a).cosmicac.worker.v1.DeleteAttemptResponse\"\a\xca\xc1\x18\x03\n" +
 	"\x01\x03\x12p\n" +
 	"\x0eDeleteJobDisks\x12).cosmicac.worker.v1.DeleteJobDisksRequest\x1a*.cosmicac.worker.v1.DeleteJobDisksResponse\"\a\xca\xc1\x18\x03\n" +
-	"\x01\x03BDZBgithub.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1;workerv1b\x06proto3"
+	"\x01\x03\x12k\n" +
+	"\fListHoldings\x12'.cosmicac.worker.v1.ListHoldingsRequest\x1a(.cosmicac.worker.v1.ListHoldingsResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\x03\a\x12b\n" +
+	"\tCheckRack\x12$.cosmicac.worker.v1.CheckRackRequest\x1a%.cosmicac.worker.v1.CheckRackResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\x03\aBDZBgithub.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1;workerv1b\x06proto3"
 
 var (
 	file_cosmicac_worker_v1_worker_proto_rawDescOnce sync.Once
@@ -878,55 +1353,71 @@ func file_cosmicac_worker_v1_worker_proto_rawDescGZIP() []byte {
 	return file_cosmicac_worker_v1_worker_proto_rawDescData
 }
 
-var file_cosmicac_worker_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cosmicac_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_cosmicac_worker_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_cosmicac_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_cosmicac_worker_v1_worker_proto_goTypes = []any{
 	(AttemptPhase)(0),              // 0: cosmicac.worker.v1.AttemptPhase
-	(*WatchRackRequest)(nil),       // 1: cosmicac.worker.v1.WatchRackRequest
-	(*WatchRackResponse)(nil),      // 2: cosmicac.worker.v1.WatchRackResponse
-	(*AttemptStatus)(nil),          // 3: cosmicac.worker.v1.AttemptStatus
-	(*ApplyAttemptRequest)(nil),    // 4: cosmicac.worker.v1.ApplyAttemptRequest
-	(*PlanNode)(nil),               // 5: cosmicac.worker.v1.PlanNode
-	(*ApplyAttemptResponse)(nil),   // 6: cosmicac.worker.v1.ApplyAttemptResponse
-	(*DeleteAttemptRequest)(nil),   // 7: cosmicac.worker.v1.DeleteAttemptRequest
-	(*DeleteAttemptResponse)(nil),  // 8: cosmicac.worker.v1.DeleteAttemptResponse
-	(*DeleteJobDisksRequest)(nil),  // 9: cosmicac.worker.v1.DeleteJobDisksRequest
-	(*DeleteJobDisksResponse)(nil), // 10: cosmicac.worker.v1.DeleteJobDisksResponse
-	(*v1.RackEntry)(nil),           // 11: cosmicac.ork.v1.RackEntry
-	(*v1.RackNode)(nil),            // 12: cosmicac.ork.v1.RackNode
-	(*timestamppb.Timestamp)(nil),  // 13: google.protobuf.Timestamp
-	(v1.Reason)(0),                 // 14: cosmicac.ork.v1.Reason
-	(*v1.AttemptNode)(nil),         // 15: cosmicac.ork.v1.AttemptNode
-	(*v1.JobSpec)(nil),             // 16: cosmicac.ork.v1.JobSpec
-	(*v11.Seed)(nil),               // 17: cosmicac.agent.v1.Seed
+	(CheckVerdict)(0),              // 1: cosmicac.worker.v1.CheckVerdict
+	(*WatchRackRequest)(nil),       // 2: cosmicac.worker.v1.WatchRackRequest
+	(*WatchRackResponse)(nil),      // 3: cosmicac.worker.v1.WatchRackResponse
+	(*AttemptStatus)(nil),          // 4: cosmicac.worker.v1.AttemptStatus
+	(*ApplyAttemptRequest)(nil),    // 5: cosmicac.worker.v1.ApplyAttemptRequest
+	(*PlanNode)(nil),               // 6: cosmicac.worker.v1.PlanNode
+	(*ApplyAttemptResponse)(nil),   // 7: cosmicac.worker.v1.ApplyAttemptResponse
+	(*DeleteAttemptRequest)(nil),   // 8: cosmicac.worker.v1.DeleteAttemptRequest
+	(*DeleteAttemptResponse)(nil),  // 9: cosmicac.worker.v1.DeleteAttemptResponse
+	(*DeleteJobDisksRequest)(nil),  // 10: cosmicac.worker.v1.DeleteJobDisksRequest
+	(*DeleteJobDisksResponse)(nil), // 11: cosmicac.worker.v1.DeleteJobDisksResponse
+	(*ListHoldingsRequest)(nil),    // 12: cosmicac.worker.v1.ListHoldingsRequest
+	(*ListHoldingsResponse)(nil),   // 13: cosmicac.worker.v1.ListHoldingsResponse
+	(*Holding)(nil),                // 14: cosmicac.worker.v1.Holding
+	(*CheckRackRequest)(nil),       // 15: cosmicac.worker.v1.CheckRackRequest
+	(*CheckRackResponse)(nil),      // 16: cosmicac.worker.v1.CheckRackResponse
+	(*CheckFinding)(nil),           // 17: cosmicac.worker.v1.CheckFinding
+	(*v1.RackEntry)(nil),           // 18: cosmicac.ork.v1.RackEntry
+	(*v1.RackNode)(nil),            // 19: cosmicac.ork.v1.RackNode
+	(*timestamppb.Timestamp)(nil),  // 20: google.protobuf.Timestamp
+	(v1.Reason)(0),                 // 21: cosmicac.ork.v1.Reason
+	(*v1.AttemptNode)(nil),         // 22: cosmicac.ork.v1.AttemptNode
+	(*v1.JobSpec)(nil),             // 23: cosmicac.ork.v1.JobSpec
+	(*v11.Seed)(nil),               // 24: cosmicac.agent.v1.Seed
 }
 var file_cosmicac_worker_v1_worker_proto_depIdxs = []int32{
-	11, // 0: cosmicac.worker.v1.WatchRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
-	12, // 1: cosmicac.worker.v1.WatchRackResponse.nodes:type_name -> cosmicac.ork.v1.RackNode
-	3,  // 2: cosmicac.worker.v1.WatchRackResponse.attempts:type_name -> cosmicac.worker.v1.AttemptStatus
-	13, // 3: cosmicac.worker.v1.WatchRackResponse.cluster_fault_since:type_name -> google.protobuf.Timestamp
+	18, // 0: cosmicac.worker.v1.WatchRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
+	19, // 1: cosmicac.worker.v1.WatchRackResponse.nodes:type_name -> cosmicac.ork.v1.RackNode
+	4,  // 2: cosmicac.worker.v1.WatchRackResponse.attempts:type_name -> cosmicac.worker.v1.AttemptStatus
+	20, // 3: cosmicac.worker.v1.WatchRackResponse.cluster_fault_since:type_name -> google.protobuf.Timestamp
 	0,  // 4: cosmicac.worker.v1.AttemptStatus.phase:type_name -> cosmicac.worker.v1.AttemptPhase
-	14, // 5: cosmicac.worker.v1.AttemptStatus.reason:type_name -> cosmicac.ork.v1.Reason
-	15, // 6: cosmicac.worker.v1.AttemptStatus.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	13, // 7: cosmicac.worker.v1.AttemptStatus.unreachable_since:type_name -> google.protobuf.Timestamp
-	16, // 8: cosmicac.worker.v1.ApplyAttemptRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
-	5,  // 9: cosmicac.worker.v1.ApplyAttemptRequest.nodes:type_name -> cosmicac.worker.v1.PlanNode
-	17, // 10: cosmicac.worker.v1.PlanNode.seed:type_name -> cosmicac.agent.v1.Seed
-	14, // 11: cosmicac.worker.v1.ApplyAttemptResponse.reason:type_name -> cosmicac.ork.v1.Reason
-	14, // 12: cosmicac.worker.v1.DeleteAttemptRequest.reason:type_name -> cosmicac.ork.v1.Reason
-	1,  // 13: cosmicac.worker.v1.Rack.WatchRack:input_type -> cosmicac.worker.v1.WatchRackRequest
-	4,  // 14: cosmicac.worker.v1.Rack.ApplyAttempt:input_type -> cosmicac.worker.v1.ApplyAttemptRequest
-	7,  // 15: cosmicac.worker.v1.Rack.DeleteAttempt:input_type -> cosmicac.worker.v1.DeleteAttemptRequest
-	9,  // 16: cosmicac.worker.v1.Rack.DeleteJobDisks:input_type -> cosmicac.worker.v1.DeleteJobDisksRequest
-	2,  // 17: cosmicac.worker.v1.Rack.WatchRack:output_type -> cosmicac.worker.v1.WatchRackResponse
-	6,  // 18: cosmicac.worker.v1.Rack.ApplyAttempt:output_type -> cosmicac.worker.v1.ApplyAttemptResponse
-	8,  // 19: cosmicac.worker.v1.Rack.DeleteAttempt:output_type -> cosmicac.worker.v1.DeleteAttemptResponse
-	10, // 20: cosmicac.worker.v1.Rack.DeleteJobDisks:output_type -> cosmicac.worker.v1.DeleteJobDisksResponse
-	17, // [17:21] is the sub-list for method output_type
-	13, // [13:17] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	21, // 5: cosmicac.worker.v1.AttemptStatus.reason:type_name -> cosmicac.ork.v1.Reason
+	22, // 6: cosmicac.worker.v1.AttemptStatus.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	20, // 7: cosmicac.worker.v1.AttemptStatus.unreachable_since:type_name -> google.protobuf.Timestamp
+	20, // 8: cosmicac.worker.v1.AttemptStatus.disk_lost_since:type_name -> google.protobuf.Timestamp
+	23, // 9: cosmicac.worker.v1.ApplyAttemptRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	6,  // 10: cosmicac.worker.v1.ApplyAttemptRequest.nodes:type_name -> cosmicac.worker.v1.PlanNode
+	24, // 11: cosmicac.worker.v1.PlanNode.seed:type_name -> cosmicac.agent.v1.Seed
+	21, // 12: cosmicac.worker.v1.ApplyAttemptResponse.reason:type_name -> cosmicac.ork.v1.Reason
+	21, // 13: cosmicac.worker.v1.DeleteAttemptRequest.reason:type_name -> cosmicac.ork.v1.Reason
+	14, // 14: cosmicac.worker.v1.ListHoldingsResponse.holdings:type_name -> cosmicac.worker.v1.Holding
+	20, // 15: cosmicac.worker.v1.Holding.created_at:type_name -> google.protobuf.Timestamp
+	17, // 16: cosmicac.worker.v1.CheckRackResponse.findings:type_name -> cosmicac.worker.v1.CheckFinding
+	1,  // 17: cosmicac.worker.v1.CheckFinding.verdict:type_name -> cosmicac.worker.v1.CheckVerdict
+	2,  // 18: cosmicac.worker.v1.Rack.WatchRack:input_type -> cosmicac.worker.v1.WatchRackRequest
+	5,  // 19: cosmicac.worker.v1.Rack.ApplyAttempt:input_type -> cosmicac.worker.v1.ApplyAttemptRequest
+	8,  // 20: cosmicac.worker.v1.Rack.DeleteAttempt:input_type -> cosmicac.worker.v1.DeleteAttemptRequest
+	10, // 21: cosmicac.worker.v1.Rack.DeleteJobDisks:input_type -> cosmicac.worker.v1.DeleteJobDisksRequest
+	12, // 22: cosmicac.worker.v1.Rack.ListHoldings:input_type -> cosmicac.worker.v1.ListHoldingsRequest
+	15, // 23: cosmicac.worker.v1.Rack.CheckRack:input_type -> cosmicac.worker.v1.CheckRackRequest
+	3,  // 24: cosmicac.worker.v1.Rack.WatchRack:output_type -> cosmicac.worker.v1.WatchRackResponse
+	7,  // 25: cosmicac.worker.v1.Rack.ApplyAttempt:output_type -> cosmicac.worker.v1.ApplyAttemptResponse
+	9,  // 26: cosmicac.worker.v1.Rack.DeleteAttempt:output_type -> cosmicac.worker.v1.DeleteAttemptResponse
+	11, // 27: cosmicac.worker.v1.Rack.DeleteJobDisks:output_type -> cosmicac.worker.v1.DeleteJobDisksResponse
+	13, // 28: cosmicac.worker.v1.Rack.ListHoldings:output_type -> cosmicac.worker.v1.ListHoldingsResponse
+	16, // 29: cosmicac.worker.v1.Rack.CheckRack:output_type -> cosmicac.worker.v1.CheckRackResponse
+	24, // [24:30] is the sub-list for method output_type
+	18, // [18:24] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_worker_v1_worker_proto_init() }
@@ -939,8 +1430,8 @@ func file_cosmicac_worker_v1_worker_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_worker_v1_worker_proto_rawDesc), len(file_cosmicac_worker_v1_worker_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   10,
+			NumEnums:      2,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -26,13 +26,15 @@ const (
 	Rack_ApplyAttempt_FullMethodName   = "/cosmicac.worker.v1.Rack/ApplyAttempt"
 	Rack_DeleteAttempt_FullMethodName  = "/cosmicac.worker.v1.Rack/DeleteAttempt"
 	Rack_DeleteJobDisks_FullMethodName = "/cosmicac.worker.v1.Rack/DeleteJobDisks"
+	Rack_ListHoldings_FullMethodName   = "/cosmicac.worker.v1.Rack/ListHoldings"
+	Rack_CheckRack_FullMethodName      = "/cosmicac.worker.v1.Rack/CheckRack"
 )
 
 // RackClient is the client API for Rack service.
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Rack is answered by a rack's worker, to ork alone.
+// Rack is answered by a rack's worker: orders to ork alone, looks to operators too.
 type RackClient interface {
 	// WatchRack sends the whole report at once, again after changes (merged to
 	// about 5 a second) and every 10 s. Missing an attempt in a report means that
@@ -47,6 +49,12 @@ type RackClient interface {
 	DeleteAttempt(ctx context.Context, in *DeleteAttemptRequest, opts ...grpc.CallOption) (*DeleteAttemptResponse, error)
 	// DeleteJobDisks removes the root disks of a job that has no attempt here.
 	DeleteJobDisks(ctx context.Context, in *DeleteJobDisksRequest, opts ...grpc.CallOption) (*DeleteJobDisksResponse, error)
+	// ListHoldings asks the cluster, live, for everything that carries this
+	// network's label, whichever rack's it is, and adds the worker's claims. What
+	// cannot be read is named, not left out.
+	ListHoldings(ctx context.Context, in *ListHoldingsRequest, opts ...grpc.CallOption) (*ListHoldingsResponse, error)
+	// CheckRack looks whether the cluster has what a rack needs. It reads only.
+	CheckRack(ctx context.Context, in *CheckRackRequest, opts ...grpc.CallOption) (*CheckRackResponse, error)
 }
 
 type rackClient struct {
@@ -106,11 +114,31 @@ func (c *rackClient) DeleteJobDisks(ctx context.Context, in *DeleteJobDisksReque
 	return out, nil
 }
 
+func (c *rackClient) ListHoldings(ctx context.Context, in *ListHoldingsRequest, opts ...grpc.CallOption) (*ListHoldingsResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ListHoldingsResponse)
+	err := c.cc.Invoke(ctx, Rack_ListHoldings_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *rackClient) CheckRack(ctx context.Context, in *CheckRackRequest, opts ...grpc.CallOption) (*CheckRackResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(CheckRackResponse)
+	err := c.cc.Invoke(ctx, Rack_CheckRack_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RackServer is the server API for Rack service.
 // All implementations must embed UnimplementedRackServer
 // for forward compatibility.
 //
-// Rack is answered by a rack's worker, to ork alone.
+// Rack is answered by a rack's worker: orders to ork alone, looks to operators too.
 type RackServer interface {
 	// WatchRack sends the whole report at once, again after changes (merged to
 	// about 5 a second) and every 10 s. Missing an attempt in a report means that
@@ -125,6 +153,12 @@ type RackServer interface {
 	DeleteAttempt(context.Context, *DeleteAttemptRequest) (*DeleteAttemptResponse, error)
 	// DeleteJobDisks removes the root disks of a job that has no attempt here.
 	DeleteJobDisks(context.Context, *DeleteJobDisksRequest) (*DeleteJobDisksResponse, error)
+	// ListHoldings asks the cluster, live, for everything that carries this
+	// network's label, whichever rack's it is, and adds the worker's claims. What
+	// cannot be read is named, not left out.
+	ListHoldings(context.Context, *ListHoldingsRequest) (*ListHoldingsResponse, error)
+	// CheckRack looks whether the cluster has what a rack needs. It reads only.
+	CheckRack(context.Context, *CheckRackRequest) (*CheckRackResponse, error)
 	mustEmbedUnimplementedRackServer()
 }
 
@@ -146,6 +180,12 @@ func (UnimplementedRackServer) DeleteAttempt(context.Context, *DeleteAttemptRequ
 }
 func (UnimplementedRackServer) DeleteJobDisks(context.Context, *DeleteJobDisksRequest) (*DeleteJobDisksResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method DeleteJobDisks not implemented")
+}
+func (UnimplementedRackServer) ListHoldings(context.Context, *ListHoldingsRequest) (*ListHoldingsResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ListHoldings not implemented")
+}
+func (UnimplementedRackServer) CheckRack(context.Context, *CheckRackRequest) (*CheckRackResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method CheckRack not implemented")
 }
 func (UnimplementedRackServer) mustEmbedUnimplementedRackServer() {}
 func (UnimplementedRackServer) testEmbeddedByValue()              {}
@@ -233,6 +273,42 @@ func _Rack_DeleteJobDisks_Handler(srv interface{}, ctx context.Context, dec func
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Rack_ListHoldings_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ListHoldingsRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RackServer).ListHoldings(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Rack_ListHoldings_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RackServer).ListHoldings(ctx, req.(*ListHoldingsRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Rack_CheckRack_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(CheckRackRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RackServer).CheckRack(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Rack_CheckRack_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RackServer).CheckRack(ctx, req.(*CheckRackRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Rack_ServiceDesc is the grpc.ServiceDesc for Rack service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -251,6 +327,14 @@ var Rack_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "DeleteJobDisks",
 			Handler:    _Rack_DeleteJobDisks_Handler,
+		},
+		{
+			MethodName: "ListHoldings",
+			Handler:    _Rack_ListHoldings_Handler,
+		},
+		{
+			MethodName: "CheckRack",
+			Handler:    _Rack_CheckRack_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
