@@ -23,8 +23,6 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/life"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
-	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/placement"
-	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/rack"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/reconcile"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/spec"
@@ -42,9 +40,10 @@ type Jobs struct {
 	orkv1.UnimplementedJobsServer
 	Store *record.Store
 	Hub   *notice.Hub
-	Fleet *rack.Fleet
 	NewID life.NewID
 	Clock func() time.Time
+	// Queue reads who waits and what there is.
+	Queue func(context.Context) (*reconcile.Queue, error)
 }
 
 // CreateJob implements orkv1.JobsServer.
@@ -58,6 +57,18 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 	}
 	if err := spec.IdempotencyKey(req.IdempotencyKey); err != nil {
 		return nil, err
+	}
+	if req.Quota != nil {
+		if err := checkQuota("quota", req.Quota); err != nil {
+			return nil, err
+		}
+		if req.Quota.ProjectId != req.Owner.GetProjectId() {
+			return nil, fault.New(fault.Invalid, "the quota is not that of the job's project").
+				With(fault.Detail{Field: "quota.project_id", Rule: "is the owner's project"})
+		}
+		if err := s.Store.PutQuotas(ctx, []*orkv1.ProjectQuota{req.Quota}); err != nil {
+			return nil, err
+		}
 	}
 	if req.DryRun {
 		return s.dryRun(ctx, checked, req.Owner)
@@ -78,35 +89,6 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 		return nil, err
 	}
 	return &orkv1.CreateJobResponse{Job: j.View(), Existed: existed}, nil
-}
-
-// dryRun answers what placement would say now, and records nothing. The job in
-// the answer has no id.
-func (s *Jobs) dryRun(ctx context.Context, checked *orkv1.JobSpec, owner *orkv1.Owner) (*orkv1.CreateJobResponse, error) {
-	live, err := s.Store.Live(ctx)
-	if err != nil {
-		return nil, err
-	}
-	j, _ := life.New(checked, owner, s.Clock(), func(string) string { return "" })
-	snapshot := reconcile.Snapshot(s.Fleet.Views(), record.PromisesOf(live))
-	for _, r := range j.Replicas {
-		a := r.Newest()
-		q := reconcile.RequestOf(j, r, a, func(string) (bool, bool) { return false, true })
-		plan, refusal := placement.New(snapshot, q)
-		if refusal != nil {
-			life.Waits(a, refusal.Reason, refusal.Message, refusal.Final, s.Clock())
-			continue
-		}
-		snapshot.Take(plan, q)
-		var names []string
-		for _, n := range plan.Nodes {
-			names = append(names, n.Node)
-		}
-		a.RackID, a.Message = plan.RackID, "would be placed on rack "+plan.RackID+", node "+strings.Join(names, ", ")
-	}
-	j.State, j.Reason, j.Message = life.Fold(j.Replicas)
-	j.EndpointID = ""
-	return &orkv1.CreateJobResponse{Job: j.View()}, nil
 }
 
 // checkID refuses what cannot be a job's id before the record is asked.

@@ -15,6 +15,7 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/rack"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/reconcile"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
 )
 
@@ -25,6 +26,8 @@ type Racks struct {
 	Fleet   *rack.Fleet
 	Network *trust.Network
 	Log     hclog.Logger
+	// Queue reads who waits and what there is.
+	Queue func(context.Context) (*reconcile.Queue, error)
 	// Changed is told when capacity may have changed. It must not block.
 	Changed func()
 

@@ -51,6 +51,7 @@ type Retries struct {
 // Placement is the queue's policy.
 type Placement struct {
 	ReserveAfter time.Duration `yaml:"reserve_after"`
+	Age          time.Duration `yaml:"age"`
 }
 
 // Agents are the lives of certificates and join tokens.
@@ -79,7 +80,7 @@ func Defaults() Config {
 			RefusalFirst: l.RefusalFirst, RefusalMost: l.RefusalMost, RefusalsFinal: l.RefusalsFinal,
 			RestartFirst: l.RestartFirst, RestartMost: l.RestartMost, RestartCount: l.RestartCount, HealthyAfter: l.HealthyAfter,
 		},
-		Placement: Placement{ReserveAfter: 10 * time.Minute},
+		Placement: Placement{ReserveAfter: 10 * time.Minute, Age: 10 * time.Minute},
 		Agents:    Agents{CertificateLife: 24 * time.Hour, TokenLife: 30 * time.Minute},
 		Workers:   Workers{StreamSilence: 30 * time.Second, CallTimeout: 20 * time.Second, Repeat: 30 * time.Second},
 	}
@@ -110,6 +111,7 @@ func (c Config) Validate() []fault.Detail {
 		{"retries.refusal_first", r.RefusalFirst}, {"retries.refusal_most", r.RefusalMost},
 		{"retries.restart_first", r.RestartFirst}, {"retries.restart_most", r.RestartMost},
 		{"retries.healthy_after", r.HealthyAfter}, {"placement.reserve_after", c.Placement.ReserveAfter},
+		{"placement.age", c.Placement.Age},
 		{"agents.certificate_life", c.Agents.CertificateLife}, {"agents.token_life", c.Agents.TokenLife},
 		{"workers.stream_silence", w.StreamSilence}, {"workers.call_timeout", w.CallTimeout}, {"workers.repeat", w.Repeat},
 	} {

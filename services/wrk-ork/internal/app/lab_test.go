@@ -156,9 +156,11 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
 	l.jobs, l.racks = orkv1.NewJobsClient(conn), orkv1.NewRacksClient(conn)
 	l.worker = newFakeWorker(t, "rk-test", nodes...)
 	l.eventually("the rack's entry is put", func() bool {
-		_, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex()}})
+		_, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex(), BoardGpuCounts: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}})
 		return err == nil
 	})
+	l.quota("p-1", &orkv1.ProjectQuota{Revision: 1, Unlimited: true})
+	l.quota("p-2", &orkv1.ProjectQuota{Revision: 1, Unlimited: true})
 	l.startWorker()
 	l.connected(true)
 	return l
@@ -332,6 +334,16 @@ func inferenceSpec(name string, replicas uint32) *orkv1.JobSpec {
 		Kind: orkv1.JobKind_JOB_KIND_MANAGED_INFERENCE, Name: name, Location: "us", Gpu: &orkv1.GpuRequest{Model: model, Count: 1},
 		Inference: &orkv1.InferenceSpec{Model: "Qwen/Qwen3-32B", Runtime: "vllm", Replicas: replicas},
 	}
+}
+
+// quota tells the orchestrator a project's quota.
+func (l *lab) quota(project string, q *orkv1.ProjectQuota) {
+	l.t.Helper()
+	q.ProjectId = project
+	l.eventually("the quota is told", func() bool {
+		_, err := orkv1.NewQuotasClient(l.app.Client(l.orkKey.ID(), l.address)).PutQuotas(l.ctx, &orkv1.PutQuotasRequest{Quotas: []*orkv1.ProjectQuota{q}})
+		return err == nil
+	})
 }
 
 func (l *lab) create(s *orkv1.JobSpec) *orkv1.Job {

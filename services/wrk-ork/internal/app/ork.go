@@ -101,7 +101,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		Store: store, Hub: hub, Racks: fleet, Agents: desk, Counters: counters,
 		Seeds:  func() reconcile.Seeds { return seeds(node) },
 		Limits: s.Config.Limits(), NewID: source.New, Clock: s.Clock, Log: s.Log.Named("jobs"),
-		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter, Alive: s.Alive,
+		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter, Age: s.Config.Placement.Age, Alive: s.Alive,
 	})
 	board := endpoint.New(store, hub)
 
@@ -111,8 +111,9 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	}); err != nil {
 		return nil, err
 	}
-	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, Fleet: fleet, NewID: source.New, Clock: s.Clock})
-	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Changed: func() { loop.Poke() }})
+	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, NewID: source.New, Clock: s.Clock, Queue: loop.Queue})
+	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Queue: loop.Queue, Changed: func() { loop.Poke() }})
+	orkv1.RegisterQuotasServer(node, &api.Quotas{Store: store, Changed: func() { loop.Poke() }})
 	orkv1.RegisterAgentsServer(node, desk)
 	orkv1.RegisterRevocationsServer(node, desk)
 	orkv1.RegisterEndpointsServer(node, board)

@@ -143,6 +143,7 @@ func TestRevokedGrantsAreToldToTheAgentsConcerned(t *testing.T) {
 	l := newLab(t, gpuNode("n1", 3))
 	agents := map[string]*agent{}
 	run := func(project string) *agent {
+		l.quota(project, &orkv1.ProjectQuota{Revision: 1, Unlimited: true})
 		r, err := l.jobs.CreateJob(l.ctx, &orkv1.CreateJobRequest{Spec: containerSpec(project, 1), Owner: &orkv1.Owner{ProjectId: project, UserId: "u-1"}})
 		if err != nil {
 			t.Fatal(err)

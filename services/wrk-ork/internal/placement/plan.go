@@ -1,11 +1,12 @@
-// Package placement decides where a replica could run. It is a pure function
-// of a snapshot and a request: no clock, no randomness, no I/O, and the same
-// input gives the same plan. A plan is a proposal: the rack's worker checks it
-// against the cluster and grants it or says why not, so a stale snapshot costs
-// a refusal and never a GPU held twice.
+// Package placement decides where replicas could run. Plan answers for one
+// replica, Decide for everybody who waits: pure functions of a snapshot and of
+// what is asked, without clock, randomness or I/O, and the same input gives the
+// same plans. A plan is a proposal: the rack's worker checks it against the
+// cluster and grants it or says why not, so a stale snapshot costs a refusal and
+// never a GPU held twice.
 //
-// It does not queue, retry, remember or reserve: the caller does, with Take
-// and Hold on its own snapshot.
+// It does not retry, remember or reserve beyond one pass: what is kept for those
+// who waited too long follows anew from each snapshot.
 package placement
 
 import (
@@ -21,7 +22,7 @@ const gib = 1 << 30
 // Request is what one replica needs.
 type Request struct {
 	Location string
-	// Model is matched without regard to case. Empty only when Count is zero.
+	// Model is matched without regard to case. It counts when Count does.
 	Model string
 	// Count is the GPUs of the whole replica; zero for CPU only, which counts
 	// as one unit of CPU and memory.
@@ -30,12 +31,17 @@ type Request struct {
 	MemoryGiBPerGPU uint32
 	// Spans: the runtime can run one replica over several nodes (vLLM).
 	Spans bool
+	// Spread puts it on the emptiest node, away from Beside, instead of on the
+	// fullest that has room.
+	Spread bool
 	// RackID binds the request to the rack that holds its root disk.
 	RackID string
 	// PreferNode wins over a better fit: the node that ran it before.
 	PreferNode string
 	// AvoidNodes, as "rack/node", refused it lately: chosen last.
 	AvoidNodes []string
+	// Beside, as "rack/node", runs the other replicas of the same job.
+	Beside []string
 }
 
 // Plan says which nodes of one rack give how many GPUs.
@@ -60,192 +66,161 @@ type Refusal struct {
 	Final bool
 }
 
-// New returns a plan, or a refusal when there is none.
-func New(s Snapshot, q Request) (Plan, *Refusal) {
-	racks, refusal := considered(s, q)
-	if refusal != nil {
-		return Plan{}, refusal
-	}
-	capable, refusal := everFits(racks, q)
-	if refusal != nil {
-		return Plan{}, refusal
-	}
-	if best := choose(capable, q, largestTotal(racks, q)); best != nil {
-		return best.plan(q), nil
-	}
-	return Plan{}, whyNotNow(capable, q)
+// New returns a plan on a snapshot that stays as it is, or a refusal when there
+// is none.
+func New(s Snapshot, q Request) (Plan, *Refusal) { return Open(s.Clone()).Plan(q) }
+
+// shape is what decides whether a request has a plan; the rest of it only
+// orders the plans that there are.
+type shape struct {
+	location, model, rack string
+	count, cores, memory  uint32
+	spans                 bool
 }
 
-// considered are the racks of the location (or the bound one), if any knows
-// the model.
-func considered(s Snapshot, q Request) ([]Rack, *Refusal) {
-	var racks []Rack
-	for i := range s.Racks {
-		if q.wants(&s.Racks[i]) {
-			racks = append(racks, s.Racks[i])
+// Plan returns a plan, or a refusal when there is none; refusals are shared
+// between calls.
+func (p *Pass) Plan(q Request) (Plan, *Refusal) {
+	key := shape{q.Location, q.Model, q.RackID, q.Count, q.CPUCoresPerGPU, q.MemoryGiBPerGPU, q.Spans}
+	if refusal := p.refused[key]; refusal != nil {
+		return Plan{}, refusal
+	}
+	a := p.ask(q)
+	capable, refusal := a.capable()
+	if refusal == nil {
+		if best, ok := a.choose(capable); ok {
+			return a.plan(best), nil
 		}
+		refusal = a.whyNotNow(capable)
 	}
-	slices.SortFunc(racks, func(a, b Rack) int { return cmp.Compare(a.ID, b.ID) })
-	if len(racks) == 0 {
-		return nil, unknownLocation(s, q)
-	}
-	if q.Count == 0 {
-		return racks, nil
-	}
-	for i := range racks {
-		if racks[i].allows(q.Model) && racks[i].knows(q.Model) {
-			return racks, nil
-		}
-	}
-	if r := silent(racks); r != nil {
-		return nil, waitsForReport(r)
-	}
-	return nil, unknownModel(racks, q)
+	p.refused[key] = refusal
+	return Plan{}, refusal
 }
 
-// everFits are the racks that could hold the request when empty.
-func everFits(racks []Rack, q Request) ([]Rack, *Refusal) {
-	largest := largestTotal(racks, q)
-	var fit, fabric []Rack
-	for _, r := range racks {
-		if len(q.shapes(&r, largest)) == 0 {
-			continue
-		}
-		fit = append(fit, r)
-		if r.Fabric {
-			fabric = append(fabric, r)
+// ask is a request with what a pass knows of it.
+type ask struct {
+	Request
+	pass *Pass
+	// model is the name of the shelf.
+	model string
+	// racks are those of the location, or the bound one, by id.
+	racks []*rackState
+	// largest is the most GPUs of the model that any node has.
+	largest uint32
+	known   bool
+	// boardless leaves the rule of NVSwitch boards out, to tell its refusal.
+	boardless bool
+	// where is the place in words, when it is not the location or the bound rack.
+	where string
+}
+
+func (p *Pass) ask(q Request) *ask {
+	a := &ask{Request: q, pass: p, known: q.Count == 0}
+	if q.Count > 0 {
+		a.model = strings.ToLower(q.Model)
+	}
+	if q.RackID == "" {
+		a.racks = p.byLocation[strings.ToLower(q.Location)]
+	} else if r := p.byID[q.RackID]; r != nil {
+		a.racks = []*rackState{r}
+	}
+	for _, r := range a.racks {
+		if s := r.shelves[a.model]; s != nil && !s.barred {
+			a.largest = max(a.largest, s.largest)
 		}
 	}
-	spans := q.spans(largest)
+	a.known = a.known || a.largest > 0
+	return a
+}
+
+// spans reports whether the replica must use several nodes. What is free has
+// no say: only a count above every node's total spans.
+func (a *ask) spans() bool { return a.Spans && a.largest > 0 && a.Count > a.largest }
+
+// capable are the racks that could hold the request when empty.
+func (a *ask) capable() ([]*rackState, *Refusal) {
 	switch {
-	case len(fit) > 0 && (!spans || len(fabric) > 0):
-		if spans {
-			return fabric, nil
+	case len(a.racks) == 0:
+		return nil, a.unknownLocation()
+	case !a.known && a.silent() != nil:
+		return nil, waitsForReport(a.silent())
+	case !a.known:
+		return nil, a.unknownModel()
+	}
+	all, joined := true, 0
+	for _, r := range a.racks {
+		if len(a.shapes(r)) == 0 {
+			all = false
+		} else if r.Fabric {
+			joined++
 		}
+	}
+	if all && !a.spans() {
+		return a.racks, nil
+	}
+	var fit []*rackState
+	for _, r := range a.racks {
+		if len(a.shapes(r)) > 0 && (r.Fabric || !a.spans() || joined == 0) {
+			fit = append(fit, r)
+		}
+	}
+	switch {
+	case len(fit) > 0 && (!a.spans() || joined > 0):
 		return fit, nil
-	case silent(racks) != nil:
-		return nil, waitsForReport(silent(racks))
+	case a.silent() != nil:
+		return nil, waitsForReport(a.silent())
 	case len(fit) > 0:
-		return nil, noFabric(fit, q, largest)
-	case spans && !slices.ContainsFunc(racks, func(r Rack) bool { return r.Fabric }):
-		return nil, noFabric(racks, q, largest)
-	default:
-		return nil, neverFits(racks, q, largest)
+		return nil, a.noFabric(fit)
+	case a.spans() && !slices.ContainsFunc(a.racks, func(r *rackState) bool { return r.Fabric }):
+		return nil, a.noFabric(a.racks)
 	}
+	return nil, a.neverFits()
 }
 
-// option is one feasible placement with what it is ranked by.
-type option struct {
-	rack     *Rack
-	nodes    []*Node
-	per      uint32
-	avoided  bool
-	favoured bool
-	leftover uint64
-	spareCPU uint64
-}
+var single = []uint32{1}
 
-func (o *option) plan(q Request) Plan {
-	p := Plan{RackID: o.rack.ID, Model: q.Model}
-	for _, n := range o.nodes {
-		if g := n.gpu(q.Model); g != nil && q.Count > 0 {
-			p.Model = g.Model
-		}
-		p.Nodes = append(p.Nodes, PlanNode{Node: n.Name, GPUs: o.per})
+// shapes are the numbers of equal nodes of the rack that could hold the
+// request when empty, fewest first.
+func (a *ask) shapes(r *rackState) []uint32 {
+	s := r.shelves[a.model]
+	if s == nil || s.barred || (r.MaximumGPUs > 0 && a.Count > r.MaximumGPUs) {
+		return nil
 	}
-	return p
+	if !a.spans() {
+		if a.holders(r, s, a.Count, 1) {
+			return single
+		}
+		return nil
+	}
+	var ks []uint32
+	for k := uint32(2); k <= a.Count && int(k) <= len(r.nodes); k++ {
+		if a.Count%k == 0 && a.holders(r, s, a.Count/k, int(k)) {
+			ks = append(ks, k)
+		}
+	}
+	return ks
 }
 
-// choose returns the best option of the racks that take work now, or nil.
-func choose(racks []Rack, q Request, largest uint32) *option {
-	var best *option
-	for i := range racks {
-		r := &racks[i]
-		if !r.live() || r.room() < q.Count {
-			continue
-		}
-		for _, k := range q.shapes(r, largest) {
-			if o := fill(r, q, k); o != nil && (best == nil || o.before(best)) {
-				best = o
+// holders reports whether so many nodes could give that many GPUs each when empty.
+func (a *ask) holders(r *rackState, s *shelf, gpus uint32, nodes int) bool {
+	for t, n := range s.kinds {
+		if a.everHolds(r, s, t, gpus) {
+			if nodes -= n; nodes <= 0 {
+				return true
 			}
 		}
 	}
-	return best
+	return false
 }
 
-// fill puts the request on k nodes of the rack, the tightest that do.
-func fill(r *Rack, q Request, k uint32) *option {
-	per := q.Count / k
-	var found []*option
-	for i := range r.Nodes {
-		n := &r.Nodes[i]
-		if !n.holdsNow(q, per) {
-			continue
-		}
-		found = append(found, &option{
-			rack: r, nodes: []*Node{n}, per: per,
-			avoided:  slices.Contains(q.AvoidNodes, r.ID+"/"+n.Name),
-			favoured: q.PreferNode != "" && q.PreferNode == n.Name,
-			leftover: n.leftover(q, per),
-			spareCPU: uint64(n.FreeCPUCores - q.cores(per)),
-		})
-	}
-	if len(found) < int(k) {
-		return nil
-	}
-	slices.SortFunc(found, func(a, b *option) int {
-		if a.before(b) {
-			return -1
-		}
-		return 1
-	})
-	whole := found[0]
-	for _, o := range found[1:k] {
-		whole.nodes = append(whole.nodes, o.nodes[0])
-		whole.avoided = whole.avoided || o.avoided
-		whole.leftover += o.leftover
-		whole.spareCPU += o.spareCPU
-	}
-	return whole
+// everHolds judges by totals alone: would it fit on the empty node?
+func (a *ask) everHolds(r *rackState, s *shelf, t totals, gpus uint32) bool {
+	return t.gpus >= gpus && t.cores >= a.cores(gpus) && t.memory >= a.memory(gpus)/gib && a.boardGives(r, s, t.gpus, gpus)
 }
 
-// leftover is what stays unused on the node: of the model, or, for a request
-// without GPUs, of all GPUs, so that such work keeps off GPU nodes.
-func (n *Node) leftover(q Request, per uint32) uint64 {
-	if q.Count > 0 {
-		return uint64(n.offerable(q.Model) - per)
-	}
-	var all uint64
-	for i := range n.GPUs {
-		all += uint64(min(n.GPUs[i].Offerable, n.GPUs[i].Total))
-	}
-	return all
-}
-
-// before orders options: not lately refused, where it ran before, fewest
-// nodes, least left over, then by name so that the order is total.
-func (o *option) before(p *option) bool {
-	if o.avoided != p.avoided {
-		return !o.avoided
-	}
-	if o.favoured != p.favoured {
-		return o.favoured
-	}
-	return cmp.Or(
-		cmp.Compare(len(o.nodes), len(p.nodes)),
-		cmp.Compare(o.leftover, p.leftover),
-		cmp.Compare(o.spareCPU, p.spareCPU),
-		cmp.Compare(o.rack.ID, p.rack.ID),
-		cmp.Compare(o.nodes[0].Name, p.nodes[0].Name),
-	) < 0
-}
-
-// wants reports whether the request may go to the rack at all.
-func (q Request) wants(r *Rack) bool {
-	if q.RackID != "" {
-		return r.ID == q.RackID
-	}
-	return strings.EqualFold(r.Location, q.Location)
+// boardGives is the rule of NVSwitch boards.
+func (a *ask) boardGives(r *rackState, s *shelf, total, gpus uint32) bool {
+	return !s.board || a.boardless || gpus <= 1 || gpus == total || slices.Contains(r.BoardCounts, gpus)
 }
 
 func (q Request) cores(gpus uint32) uint32 { return max(gpus, 1) * q.CPUCoresPerGPU }
@@ -254,73 +229,202 @@ func (q Request) memory(gpus uint32) uint64 {
 	return uint64(max(gpus, 1)) * uint64(q.MemoryGiBPerGPU) * gib
 }
 
-// spans reports whether the replica must use several nodes. What is free has
-// no say: only a count above every node's total spans.
-func (q Request) spans(largest uint32) bool {
-	return q.Spans && largest > 0 && q.Count > largest
+// option is one feasible placement with what it is ranked by.
+type option struct {
+	rack  *rackState
+	node  int
+	more  []int // the other nodes of a gang
+	per   uint32
+	level uint32 // what stays unused
+	cores uint32 // the same of CPU
+
+	avoided  bool
+	favoured bool
+	// shared and sharedRack count the job's own replicas beside it.
+	shared, sharedRack int
 }
 
-// shapes are the numbers of equal nodes of the rack that could hold the
-// request when empty, fewest first.
-func (q Request) shapes(r *Rack, largest uint32) []uint32 {
-	if !r.allows(q.Model) || (r.MaximumGPUs > 0 && q.Count > r.MaximumGPUs) {
-		return nil
+func (a *ask) plan(o option) Plan {
+	p := Plan{RackID: o.rack.ID, Model: a.Model, Nodes: make([]PlanNode, 0, 1+len(o.more))}
+	if a.Count > 0 {
+		p.Model = o.rack.shelves[a.model].model
 	}
-	if !q.spans(largest) {
-		if r.holders(q, q.Count) > 0 {
-			return []uint32{1}
-		}
-		return nil
+	p.Nodes = append(p.Nodes, PlanNode{o.rack.nodes[o.node].Name, o.per})
+	for _, i := range o.more {
+		p.Nodes = append(p.Nodes, PlanNode{o.rack.nodes[i].Name, o.per})
 	}
-	var ks []uint32
-	for k := uint32(2); k <= q.Count && int(k) <= len(r.Nodes); k++ {
-		if q.Count%k == 0 && r.holders(q, q.Count/k) >= int(k) {
-			ks = append(ks, k)
-		}
-	}
-	return ks
+	return p
 }
 
-// holders counts the nodes that could give that many GPUs when empty.
-func (r *Rack) holders(q Request, gpus uint32) int {
-	count := 0
-	for i := range r.Nodes {
-		if r.Nodes[i].everHolds(q, gpus) {
-			count++
-		}
-	}
-	return count
-}
-
-func (r *Rack) knows(model string) bool {
-	for i := range r.Nodes {
-		if r.Nodes[i].total(model) > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// largestTotal is the most GPUs of the model that any node has.
-func largestTotal(racks []Rack, q Request) uint32 {
-	var most uint32
-	for i := range racks {
-		if !q.wants(&racks[i]) || !racks[i].allows(q.Model) {
+// choose returns the best option of the racks that take work now.
+func (a *ask) choose(racks []*rackState) (best option, ok bool) {
+	for _, r := range racks {
+		if !r.live() || r.room() < a.Count {
 			continue
 		}
-		for k := range racks[i].Nodes {
-			most = max(most, racks[i].Nodes[k].total(q.Model))
+		for _, k := range a.shapes(r) {
+			if o, found := a.fill(r, int(k)); found && (!ok || a.compare(&o, &best) < 0) {
+				best, ok = o, true
+			}
 		}
 	}
-	return most
+	return best, ok
+}
+
+// fill puts the request on k nodes of the rack, the best that there are.
+func (a *ask) fill(r *rackState, k int) (option, bool) {
+	s := r.shelves[a.model]
+	per := a.Count / uint32(k)
+	memory := a.memory(per)
+	apart, sharedRack := a.apart(r)
+	var one [1]option
+	found := one[:0]
+	fits := func(i int) bool {
+		n := &r.nodes[i]
+		return n.FreeMemoryBytes >= memory && (!s.board || a.boardGives(r, s, n.slot(s).gpu.Total, per))
+	}
+	add := func(e entry) *option {
+		found = append(found, option{rack: r, node: e.node, per: per, level: e.level - per, cores: e.cores - a.cores(per), sharedRack: sharedRack})
+		return &found[len(found)-1]
+	}
+	a.walk(s, per, func(e entry) bool {
+		if fits(e.node) && !slices.ContainsFunc(apart, func(o option) bool { return o.node == e.node }) {
+			add(e)
+		}
+		return len(found) < k
+	})
+	for _, o := range apart {
+		n := &r.nodes[o.node]
+		in := n.slot(s)
+		if in == nil || !n.takes(in) || in.level < per || n.FreeCPUCores < a.cores(per) || !fits(o.node) {
+			continue
+		}
+		made := add(entry{in.level, n.FreeCPUCores, o.node})
+		made.avoided, made.favoured, made.shared = o.avoided, o.favoured, o.shared
+	}
+	if len(found) < k {
+		return option{}, false
+	}
+	if len(apart) > 0 {
+		slices.SortFunc(found, func(x, y option) int { return a.compare(&x, &y) })
+	}
+	whole := found[0]
+	for _, o := range found[1:k] {
+		whole.more = append(whole.more, o.node)
+		whole.avoided = whole.avoided || o.avoided
+		whole.shared += o.shared
+		whole.level += o.level
+		whole.cores += o.cores
+	}
+	return whole, true
+}
+
+// walk visits the open nodes of a shelf that have the GPUs and the cores, in the
+// order in which the request wants them, until visit says false.
+func (a *ask) walk(s *shelf, per uint32, visit func(entry) bool) {
+	cores := a.cores(per)
+	low, high := s.from(per, 0), len(s.open)
+	for low < high {
+		var from, to int
+		if a.emptiest() {
+			level := s.open[high-1].level
+			from, to, high = s.from(level, cores), high, s.from(level, 0)
+		} else {
+			level := s.open[low].level
+			from, to = s.from(level, cores), s.from(level+1, 0)
+			low = to
+		}
+		for i := from; i < to; i++ {
+			e := s.open[i]
+			if a.Spread {
+				e = s.open[to-1-(i-from)]
+			}
+			if !visit(e) {
+				return
+			}
+		}
+	}
+}
+
+// emptiest: nodes with more left over go first. Work without GPUs keeps off
+// nodes with GPUs, spread or not.
+func (a *ask) emptiest() bool { return a.Spread && a.Count > 0 }
+
+// apart are the nodes of a rack that are ranked by more than what is free there;
+// shared counts the job's own replicas in the rack.
+func (a *ask) apart(r *rackState) (nodes []option, shared int) {
+	mark := func(name string, f func(*option)) {
+		i, ok := r.byName[name]
+		if !ok {
+			return
+		}
+		at := slices.IndexFunc(nodes, func(o option) bool { return o.node == i })
+		if at < 0 {
+			at, nodes = len(nodes), append(nodes, option{node: i})
+		}
+		f(&nodes[at])
+	}
+	here := func(name string) (node string, ok bool) {
+		rack, node, ok := strings.Cut(name, "/")
+		return node, ok && rack == r.ID
+	}
+	if a.PreferNode != "" {
+		mark(a.PreferNode, func(o *option) { o.favoured = true })
+	}
+	for _, name := range a.AvoidNodes {
+		if node, ok := here(name); ok {
+			mark(node, func(o *option) { o.avoided = true })
+		}
+	}
+	if !a.Spread {
+		return nodes, 0
+	}
+	for _, name := range a.Beside {
+		if node, ok := here(name); ok {
+			shared++
+			mark(node, func(o *option) { o.shared++ })
+		}
+	}
+	return nodes, shared
+}
+
+// compare orders options: not lately refused, where it ran before, away from its
+// own replicas, fewest nodes, least (or most) left over, then by name so that the
+// order is total.
+func (a *ask) compare(x, y *option) int {
+	level, cores := cmp.Compare(x.level, y.level), cmp.Compare(x.cores, y.cores)
+	node := cmp.Compare(x.node, y.node)
+	if a.emptiest() {
+		level = -level
+	}
+	if a.Spread {
+		cores, node = -cores, -node
+	}
+	return cmp.Or(
+		rank(x.avoided)-rank(y.avoided),
+		rank(y.favoured)-rank(x.favoured),
+		x.shared-y.shared,
+		x.sharedRack-y.sharedRack,
+		len(x.more)-len(y.more),
+		level, cores,
+		cmp.Compare(x.rack.ID, y.rack.ID),
+		node,
+	)
+}
+
+func rank(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // silent is a rack that cannot be judged: it has not reported, or its cluster
 // cannot be asked.
-func silent(racks []Rack) *Rack {
-	for i := range racks {
-		if !racks[i].Reported || racks[i].Fault != "" {
-			return &racks[i]
+func (a *ask) silent() *rackState {
+	for _, r := range a.racks {
+		if !r.Reported || r.Fault != "" {
+			return r
 		}
 	}
 	return nil

@@ -1,12 +1,9 @@
 package placement
 
 import (
-	"fmt"
 	"reflect"
 	"strings"
 	"testing"
-
-	"pgregory.net/rapid"
 
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 )
@@ -23,7 +20,7 @@ func node(name string, total, free uint32) Node {
 }
 
 func rackOf(id string, nodes ...Node) Rack {
-	return Rack{ID: id, Location: "us", Reported: true, Connected: true, Nodes: nodes}
+	return Rack{ID: id, Location: "us", Reported: true, Connected: true, Nodes: nodes, BoardCounts: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}
 }
 
 func want(count uint32) Request {
@@ -65,6 +62,10 @@ func TestEveryRefusalHasItsOwnCodeAndSaysWhatWouldHaveToChange(t *testing.T) {
 	poor.Racks[0].Nodes[0].FreeCPUCores = 4
 	bounded := Snapshot{Racks: []Rack{rackOf("r1", node("a", 8, 8))}}
 	bounded.Racks[0].MaximumGPUs, bounded.Racks[0].Held = 4, 3
+	sick := Snapshot{Racks: []Rack{rackOf("r1", node("a", 4, 4), node("b", 4, 4))}, Quarantined: []Quarantine{
+		{RackID: "r1", Node: "a", Model: h100, Why: "5 starts failed in 10 minutes"}, {RackID: "r1", Node: "b"}}}
+	board := Snapshot{Racks: []Rack{rackOf("r1", node("a", 8, 8))}}
+	board.Racks[0].BoardCounts = nil
 	barred := Snapshot{Racks: []Rack{rackOf("r1", node("a", 8, 8))}}
 	barred.Racks[0].AllowedModels = []string{"OTHER"}
 
@@ -101,6 +102,8 @@ func TestEveryRefusalHasItsOwnCodeAndSaysWhatWouldHaveToChange(t *testing.T) {
 		"worker away":            {away, want(1), orkv1.Reason_REASON_RACK_UNREACHABLE, false, "r1"},
 		"worker silent so far":   {silent, want(1), orkv1.Reason_REASON_RACK_UNREACHABLE, false, "first report"},
 		"spans without fabric":   {full, vllm, orkv1.Reason_REASON_NO_FABRIC, true, "InfiniBand"},
+		"nodes quarantined":      {sick, want(1), orkv1.Reason_REASON_QUARANTINED, false, "5 starts failed"},
+		"half a board":           {board, want(4), orkv1.Reason_REASON_FABRIC_COUNT, true, "1, 8"},
 		"its rack was removed":   {full, bound, orkv1.Reason_REASON_RACK_FORGOTTEN, true, "root disk"},
 	} {
 		p, refusal := New(c.s, c.q)
@@ -145,163 +148,115 @@ func TestWorkWithoutGPUsKeepsOffGPUNodes(t *testing.T) {
 
 func TestAJobThatWaitedLongestGetsItsNodeKept(t *testing.T) {
 	t.Parallel()
-	s := Snapshot{Racks: []Rack{rackOf("r", node("a", 8, 1), node("b", 8, 5))}}
-	if kept := s.Hold(want(8), "j-head"); !reflect.DeepEqual(kept, []string{"b"}) {
+	p := Open(Snapshot{Racks: []Rack{rackOf("r", node("a", 8, 1), node("b", 8, 5))}})
+	if kept := p.Hold(want(8), "j-head"); !reflect.DeepEqual(kept, []string{"b"}) {
 		t.Fatalf("kept %v", kept)
 	}
-	p, refusal := New(s, want(1))
-	if refusal != nil || p.Nodes[0].Node != "a" {
-		t.Errorf("%+v %+v: smaller work goes elsewhere", p, refusal)
+	plan, refusal := p.Plan(want(1))
+	if refusal != nil || plan.Nodes[0].Node != "a" {
+		t.Errorf("%+v %+v: smaller work goes elsewhere", plan, refusal)
 	}
-	if _, refusal := New(s, want(2)); refusal == nil || !strings.Contains(refusal.Message, "j-head") {
+	if _, refusal := p.Plan(want(2)); refusal == nil || !strings.Contains(refusal.Message, "j-head") {
 		t.Errorf("%+v: want the waiting job named", refusal)
 	}
 }
 
-// clusters draws any cluster, sane or not.
-func clusters(t *rapid.T) Snapshot {
-	models := []string{h100, strings.ToLower(h100), "GA100_A100", "AD102_L40S"}
-	var s Snapshot
-	for i := range rapid.IntRange(0, 4).Draw(t, "racks") {
-		r := Rack{
-			ID: fmt.Sprintf("rk%d", i), Location: rapid.SampledFrom([]string{"us", "de"}).Draw(t, "location"),
-			MaximumGPUs: rapid.SampledFrom([]uint32{0, 0, 4, 16}).Draw(t, "maximum"), Held: rapid.Uint32Range(0, 20).Draw(t, "held"),
-			Cordoned: rapid.SampledFrom([]bool{false, false, false, true}).Draw(t, "cordoned"),
-			Reported: rapid.SampledFrom([]bool{true, true, true, false}).Draw(t, "reported"),
-			Fabric:   rapid.Bool().Draw(t, "fabric"),
-		}
-		r.Connected = r.Reported && rapid.SampledFrom([]bool{true, true, false}).Draw(t, "connected")
-		if rapid.SampledFrom([]bool{false, false, true}).Draw(t, "bounded") {
-			r.AllowedModels = []string{h100}
-		}
-		for k := range rapid.IntRange(0, 5).Draw(t, "nodes") {
-			n := Node{
-				Name: fmt.Sprintf("n%d", k), Schedulable: rapid.SampledFrom([]bool{true, true, false}).Draw(t, "schedulable"),
-				TotalCPUCores: rapid.Uint32Range(0, 256).Draw(t, "cpu"), TotalMemoryBytes: rapid.Uint64Range(0, 2048).Draw(t, "memory") * gib,
-			}
-			n.FreeCPUCores = rapid.Uint32Range(0, n.TotalCPUCores).Draw(t, "free cpu")
-			n.FreeMemoryBytes = rapid.Uint64Range(0, n.TotalMemoryBytes/gib).Draw(t, "free memory") * gib
-			for _, m := range models[:rapid.IntRange(0, len(models)).Draw(t, "models")] {
-				if n.gpu(m) != nil {
-					continue
-				}
-				n.GPUs = append(n.GPUs, GPU{Model: m, Total: rapid.Uint32Range(0, 16).Draw(t, "total"), Offerable: rapid.Uint32Range(0, 20).Draw(t, "offerable")})
-			}
-			r.Nodes = append(r.Nodes, n)
-		}
-		s.Racks = append(s.Racks, r)
-	}
-	return s
-}
-
-func requests(t *rapid.T) Request {
-	return Request{
-		Location: rapid.SampledFrom([]string{"us", "de", "mars"}).Draw(t, "in"),
-		Model:    rapid.SampledFrom([]string{h100, "GA100_A100", "TYPO"}).Draw(t, "model"),
-		Count:    rapid.OneOf(rapid.Uint32Range(0, 9), rapid.Uint32Range(10, 4096)).Draw(t, "count"),
-
-		CPUCoresPerGPU: rapid.Uint32Range(0, 64).Draw(t, "cores"), MemoryGiBPerGPU: rapid.Uint32Range(0, 256).Draw(t, "gib"),
-		Spans: rapid.Bool().Draw(t, "spans"),
-	}
-}
-
-func TestAnyBatchOnAnyClusterNeverOverPlacesAndIsDeterministic(t *testing.T) {
+func TestTheRestOfARacksMaximumIsKeptToo(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		s := clusters(t)
-		truth := s.Clone()
-		left := s.Clone() // what the test itself counts down
-		batch := rapid.SliceOfN(rapid.Custom(requests), 1, 12).Draw(t, "batch")
-		for _, q := range batch {
-			p, refusal := New(s, q)
-			again, refusalAgain := New(s.Clone(), q)
-			if !reflect.DeepEqual(p, again) || !reflect.DeepEqual(refusal, refusalAgain) {
-				t.Fatalf("not deterministic: %+v %+v, then %+v %+v", p, refusal, again, refusalAgain)
-			}
-			if refusal != nil {
-				if refusal.Message == "" || refusal.Reason == orkv1.Reason_REASON_UNSPECIFIED {
-					t.Fatalf("a refusal without a word: %+v", refusal)
-				}
-				continue
-			}
-			charge(t, &left, p, q)
-			s.Take(p, q)
-		}
-		for i, r := range s.Racks {
-			for k, n := range r.Nodes {
-				was := truth.Racks[i].Nodes[k]
-				if n.FreeCPUCores > was.FreeCPUCores || n.FreeMemoryBytes > was.FreeMemoryBytes {
-					t.Fatalf("node %s of %s went below zero: %+v was %+v", n.Name, r.ID, n, was)
-				}
-			}
-		}
-	})
-}
-
-// charge counts a plan against what is left and fails where it cannot be.
-func charge(t *rapid.T, s *Snapshot, p Plan, q Request) {
-	var r *Rack
-	for i := range s.Racks {
-		if s.Racks[i].ID == p.RackID {
-			r = &s.Racks[i]
-		}
-	}
-	switch {
-	case r == nil, r.Location != q.Location, r.Cordoned, !r.Connected, !r.allows(q.Model):
-		t.Fatalf("%+v placed on a rack that may not take it: %+v", q, r)
-	case len(p.Nodes) > 1 && (!q.Spans || !r.Fabric):
-		t.Fatalf("%+v spans nodes: %+v", q, p)
-	}
-	var sum uint32
-	seen := map[string]bool{}
-	for _, pn := range p.Nodes {
-		if seen[pn.Node] || pn.GPUs != p.Nodes[0].GPUs {
-			t.Fatalf("unequal or doubled nodes: %+v", p)
-		}
-		seen[pn.Node] = true
-		sum += pn.GPUs
-		for i := range r.Nodes {
-			n := &r.Nodes[i]
-			if n.Name != pn.Node {
-				continue
-			}
-			if !n.Schedulable || n.FreeCPUCores < q.cores(pn.GPUs) || n.FreeMemoryBytes < q.memory(pn.GPUs) || n.offerable(q.Model) < pn.GPUs {
-				t.Fatalf("%+v over-places node %+v with %+v", q, *n, p)
-			}
-			n.FreeCPUCores -= q.cores(pn.GPUs)
-			n.FreeMemoryBytes -= q.memory(pn.GPUs)
-			if g := n.gpu(q.Model); g != nil {
-				g.Offerable = min(g.Offerable, g.Total) - pn.GPUs
-			}
-		}
-	}
-	if sum != q.Count {
-		t.Fatalf("%+v got %d GPUs", q, sum)
-	}
-	if r.Held += sum; q.Count > 0 && r.MaximumGPUs > 0 && r.Held > r.MaximumGPUs {
-		t.Fatalf("rack %s holds %d of %d", r.ID, r.Held, r.MaximumGPUs)
+	r := rackOf("r", node("a", 8, 8), node("b", 8, 5))
+	r.MaximumGPUs, r.Held = 8, 3
+	p := Open(Snapshot{Racks: []Rack{r}})
+	p.Hold(want(8), "j-head")
+	if plan, refusal := p.Plan(want(1)); refusal == nil || !strings.Contains(refusal.Message, "j-head") {
+		t.Errorf("%+v %+v: what is left of the maximum is the head's", plan, refusal)
 	}
 }
 
-func TestNeverFitsDoesNotDependOnWhatIsFree(t *testing.T) {
+func TestAnNVSwitchBoardGivesOneOrAllUnlessItsPartitionsAreKnown(t *testing.T) {
 	t.Parallel()
-	rapid.Check(t, func(t *rapid.T) {
-		s, q := clusters(t), requests(t)
-		_, before := New(s, q)
-		full := s.Clone()
-		for i := range full.Racks {
-			for k := range full.Racks[i].Nodes {
-				n := &full.Racks[i].Nodes[k]
-				n.FreeCPUCores, n.FreeMemoryBytes = 0, 0
-				for g := range n.GPUs {
-					n.GPUs[g].Offerable = 0
-				}
+	for _, c := range []struct {
+		model  string
+		counts []uint32
+		gives  []uint32
+	}{
+		{h100, nil, []uint32{1, 8}},
+		{"GB100_B200", nil, []uint32{1, 8}},
+		{h100, []uint32{1, 2, 4, 8}, []uint32{1, 2, 4, 8}},
+		{"GH100_H100_PCIE", nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8}},
+		{"GH100_H200_NVL", nil, []uint32{1, 2, 3, 4, 5, 6, 7, 8}},
+	} {
+		n := node("a", 8, 8)
+		n.GPUs[0].Model = c.model
+		r := rackOf("r", n)
+		r.BoardCounts = c.counts
+		var gives []uint32
+		for count := uint32(1); count <= 8; count++ {
+			q := want(count)
+			q.Model = c.model
+			_, refusal := New(Snapshot{Racks: []Rack{r}}, q)
+			switch {
+			case refusal == nil:
+				gives = append(gives, count)
+			case refusal.Reason != orkv1.Reason_REASON_FABRIC_COUNT || !refusal.Final:
+				t.Errorf("%d of %s: %+v", count, c.model, refusal)
 			}
 		}
-		_, after := New(full, q)
-		final := func(r *Refusal) bool { return r != nil && r.Final }
-		if final(before) != final(after) {
-			t.Fatalf("%+v: final %+v when as it is, %+v when full", q, before, after)
+		if !reflect.DeepEqual(gives, c.gives) {
+			t.Errorf("%s with %v gives %v, want %v", c.model, c.counts, gives, c.gives)
 		}
-	})
+	}
+}
+
+func TestReplicasThatSpreadKeepOffEachOther(t *testing.T) {
+	t.Parallel()
+	p := Open(Snapshot{Racks: []Rack{rackOf("r1", node("a", 8, 8), node("b", 8, 6)), rackOf("r2", node("c", 8, 2))}})
+	q := want(1)
+	q.Spread = true
+	var got []string
+	for range 4 {
+		plan, refusal := p.Plan(q)
+		if refusal != nil {
+			t.Fatal(refusal)
+		}
+		p.Take(plan, q)
+		q.Beside = append(q.Beside, plan.RackID+"/"+plan.Nodes[0].Node)
+		got = append(got, plan.Nodes[0].Node)
+	}
+	if want := []string{"a", "c", "b", "c"}; !reflect.DeepEqual(got, want) {
+		t.Errorf("placed on %v, want %v: the emptiest, then another rack, then another node", got, want)
+	}
+}
+
+func TestAQuarantineLeavesOutNoMoreThanItNames(t *testing.T) {
+	t.Parallel()
+	both := node("a", 8, 8)
+	both.GPUs = append(both.GPUs, GPU{Model: "AD102_L40S", Total: 4, Offerable: 4})
+	s := Snapshot{Racks: []Rack{rackOf("r1", both), rackOf("r2", node("a", 8, 1))}, Quarantined: []Quarantine{{RackID: "r1", Node: "a", Model: strings.ToLower(h100)}}}
+	if p, refusal := New(s, want(1)); refusal != nil || p.RackID != "r2" {
+		t.Errorf("%+v %+v: the other rack's node of the same name takes it", p, refusal)
+	}
+	other := want(1)
+	other.Model = "AD102_L40S"
+	if p, refusal := New(s, other); refusal != nil || p.RackID != "r1" {
+		t.Errorf("%+v %+v: the node's other model is well", p, refusal)
+	}
+	s.Quarantined = append(s.Quarantined, Quarantine{RackID: "r2", Why: "its storage is away"})
+	if _, refusal := New(s, want(1)); refusal == nil || refusal.Reason != orkv1.Reason_REASON_QUARANTINED || !strings.Contains(refusal.Message, "storage") {
+		t.Errorf("%+v", refusal)
+	}
+}
+
+func TestADryRunHearsOfEveryRackWhatStandsInItsWay(t *testing.T) {
+	t.Parallel()
+	cordoned, full, small, away := rackOf("r1", node("a", 8, 8)), rackOf("r2", node("b", 8, 1)), rackOf("r3", node("c", 4, 4)), rackOf("r4", node("d", 8, 8))
+	cordoned.Cordoned, away.Connected = true, false
+	p := Open(Snapshot{Racks: []Rack{cordoned, full, small, away}})
+	got := map[string]orkv1.Reason{}
+	for _, r := range p.Explain(want(8)) {
+		got[r.RackID] = r.Reason
+	}
+	if want := map[string]orkv1.Reason{"r1": orkv1.Reason_REASON_CORDONED, "r2": orkv1.Reason_REASON_BUSY, "r3": orkv1.Reason_REASON_NEVER_FITS,
+		"r4": orkv1.Reason_REASON_RACK_UNREACHABLE}; !reflect.DeepEqual(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
 }

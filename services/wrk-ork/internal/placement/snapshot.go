@@ -5,10 +5,24 @@ import (
 	"strings"
 )
 
-// Snapshot is the capacity that one planning pass works on. The caller owns
-// it; Plan only reads it, Take and Hold change it.
+// Snapshot is the capacity that one planning pass works on.
 type Snapshot struct {
 	Racks []Rack
+	// Quarantined is left out of every plan.
+	Quarantined []Quarantine
+}
+
+// Quarantine leaves capacity out of placement because work failed to start
+// there. A GPU's UUID is evidence and never part of it: the cluster cannot be
+// asked for one card.
+type Quarantine struct {
+	RackID string
+	// Node is one machine; empty for every machine of the rack.
+	Node string
+	// Model is one GPU model; empty for all, and for work without GPUs.
+	Model string
+	// Why is the evidence in words, shown to those who are refused for it.
+	Why string
 }
 
 // Rack is a rack's entry joined with its worker's newest report.
@@ -19,6 +33,9 @@ type Rack struct {
 	AllowedModels []string
 	// MaximumGPUs bounds what jobs may hold here at once; zero for no bound.
 	MaximumGPUs uint32
+	// BoardCounts are the GPUs that a VM may take of an NVSwitch board, as the
+	// rack's partitions are known; empty for one or all.
+	BoardCounts []uint32
 	// Held is how many GPUs jobs hold or were promised here.
 	Held     uint32
 	Cordoned bool
@@ -30,7 +47,8 @@ type Rack struct {
 	Fault string
 	// Fabric: InfiniBand and the overlay join its nodes.
 	Fabric bool
-	Nodes  []Node
+	// Nodes have names that differ; of two alike the first counts.
+	Nodes []Node
 }
 
 // Node is one machine.
@@ -60,7 +78,7 @@ type GPU struct {
 
 // Clone copies the snapshot so that a trial can change the copy.
 func (s Snapshot) Clone() Snapshot {
-	c := Snapshot{Racks: slices.Clone(s.Racks)}
+	c := Snapshot{Racks: slices.Clone(s.Racks), Quarantined: s.Quarantined}
 	for i := range c.Racks {
 		c.Racks[i].Nodes = slices.Clone(c.Racks[i].Nodes)
 		for k := range c.Racks[i].Nodes {
@@ -70,90 +88,12 @@ func (s Snapshot) Clone() Snapshot {
 	return c
 }
 
-// Take deducts a plan, so that the next plan of the same pass sees what is
-// left. It never goes below zero: what a stale report says less of is zero.
-func (s *Snapshot) Take(p Plan, q Request) {
-	for i := range s.Racks {
-		r := &s.Racks[i]
-		if r.ID != p.RackID {
-			continue
-		}
-		for _, pn := range p.Nodes {
-			r.Held += pn.GPUs
-			for k := range r.Nodes {
-				n := &r.Nodes[k]
-				if n.Name != pn.Node {
-					continue
-				}
-				if g := n.gpu(p.Model); g != nil {
-					g.Offerable -= min(g.Offerable, pn.GPUs)
-				}
-				n.FreeCPUCores -= min(n.FreeCPUCores, q.cores(pn.GPUs))
-				n.FreeMemoryBytes -= min(n.FreeMemoryBytes, q.memory(pn.GPUs))
-			}
-		}
-	}
-}
-
-// Hold keeps nodes free for a request that has waited too long: those that
-// could hold it by their totals and are nearest to it now. Later requests of
-// the same pass find them kept for waiter. It returns the nodes' names.
-func (s *Snapshot) Hold(q Request, waiter string) []string {
-	type candidate struct {
-		rack, node int
-		offerable  uint32
-	}
-	var best []candidate
-	for ri := range s.Racks {
-		r := &s.Racks[ri]
-		if !q.wants(r) || !r.live() || !r.allows(q.Model) {
-			continue
-		}
-		for _, k := range q.shapes(r, largestTotal(s.Racks, q)) {
-			per := q.Count / k
-			var found []candidate
-			for ni := range r.Nodes {
-				n := &r.Nodes[ni]
-				if n.Schedulable && n.KeptFor == "" && n.everHolds(q, per) {
-					found = append(found, candidate{ri, ni, n.offerable(q.Model)})
-				}
-			}
-			if len(found) < int(k) {
-				continue
-			}
-			slices.SortStableFunc(found, func(a, b candidate) int { return int(b.offerable) - int(a.offerable) })
-			found = found[:k]
-			if best == nil || found[k-1].offerable > best[len(best)-1].offerable {
-				best = found
-			}
-			break
-		}
-	}
-	var names []string
-	for _, c := range best {
-		n := &s.Racks[c.rack].Nodes[c.node]
-		n.KeptFor = waiter
-		names = append(names, n.Name)
-	}
-	return names
-}
-
 // live reports whether new work may be put on the rack now.
 func (r *Rack) live() bool { return r.Reported && r.Connected && r.Fault == "" && !r.Cordoned }
 
 func (r *Rack) allows(model string) bool {
-	if len(r.AllowedModels) == 0 || model == "" {
-		return true
-	}
-	return slices.ContainsFunc(r.AllowedModels, func(m string) bool { return strings.EqualFold(m, model) })
-}
-
-// room is how many GPUs the entry's maximum leaves.
-func (r *Rack) room() uint32 {
-	if r.MaximumGPUs == 0 {
-		return ^uint32(0)
-	}
-	return r.MaximumGPUs - min(r.MaximumGPUs, r.Held)
+	return len(r.AllowedModels) == 0 ||
+		slices.ContainsFunc(r.AllowedModels, func(m string) bool { return strings.EqualFold(m, model) })
 }
 
 func (n *Node) gpu(model string) *GPU {
@@ -165,31 +105,31 @@ func (n *Node) gpu(model string) *GPU {
 	return nil
 }
 
-func (n *Node) total(model string) uint32 {
-	if g := n.gpu(model); g != nil {
-		return g.Total
-	}
-	return 0
-}
-
-// offerable is never more than the total, whatever a worker says.
+// offerable is never more than the total, whatever a worker says. For no model
+// it is the sum over all.
 func (n *Node) offerable(model string) uint32 {
+	if model == "" {
+		var all uint32
+		for i := range n.GPUs {
+			all += min(n.GPUs[i].Offerable, n.GPUs[i].Total)
+		}
+		return all
+	}
 	if g := n.gpu(model); g != nil {
 		return min(g.Offerable, g.Total)
 	}
 	return 0
 }
 
-// everHolds judges by totals alone: would it fit on the empty node?
-func (n *Node) everHolds(q Request, gpus uint32) bool {
-	return n.total(q.Model) >= gpus &&
-		max(n.TotalCPUCores, n.FreeCPUCores) >= q.cores(gpus) &&
-		max(n.TotalMemoryBytes, n.FreeMemoryBytes) >= q.memory(gpus)
-}
-
-// holdsNow judges by what is free.
-func (n *Node) holdsNow(q Request, gpus uint32) bool {
-	return n.Schedulable && n.KeptFor == "" && n.everHolds(q, gpus) &&
-		n.offerable(q.Model) >= gpus &&
-		n.FreeCPUCores >= q.cores(gpus) && n.FreeMemoryBytes >= q.memory(gpus)
+// Board reports whether GPUs of a model sit on an NVSwitch board (HGX, SXM). A
+// VM gets one of its GPUs, or all of them with the switches: any other number
+// needs the board's partitions, or CUDA does not start in the guest.
+func Board(model string) bool {
+	model = strings.ToUpper(model)
+	if strings.Contains(model, "PCIE") || strings.Contains(model, "NVL") {
+		return false
+	}
+	return strings.Contains(model, "SXM") || strings.Contains(model, "HGX") ||
+		// Names of pci.ids that have no form factor because there is but one.
+		strings.Contains(model, "_B200") || strings.Contains(model, "_B300")
 }

@@ -79,9 +79,11 @@ type Options struct {
 	// Repeat is how long after a worker took an order it is given again, while
 	// its effect is not seen.
 	Repeat time.Duration
-	// ReserveAfter is how long a job waits for a node to empty before the node
-	// is kept for it.
+	// ReserveAfter is how long a job waits for capacity before what it needs is
+	// kept for it.
 	ReserveAfter time.Duration
+	// Age is how long a wait counts for one step of priority.
+	Age time.Duration
 	// Alive is told at each pass; may be nil.
 	Alive func()
 }
@@ -119,6 +121,7 @@ type pace struct {
 func New(o Options) *Loop {
 	for d, def := range map[*time.Duration]time.Duration{
 		&o.Every: 2 * time.Second, &o.CallTimeout: 20 * time.Second, &o.Repeat: 30 * time.Second, &o.ReserveAfter: 10 * time.Minute,
+		&o.Age: 10 * time.Minute,
 	} {
 		if *d == 0 {
 			*d = def

@@ -1,15 +1,12 @@
 package reconcile
 
 import (
-	"cmp"
 	"context"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
-	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/agents"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
@@ -24,24 +21,35 @@ import (
 // attempts that the reports do not show yet.
 func Snapshot(views []rack.View, promises []record.Promise) placement.Snapshot {
 	var s placement.Snapshot
+	of := make(map[string][]record.Promise)
+	for _, p := range promises {
+		of[p.RackID] = append(of[p.RackID], p)
+	}
 	for _, v := range views {
 		r := placement.Rack{
-			ID: v.Entry.Id, Location: v.Entry.Location, AllowedModels: v.Entry.AllowedModels,
+			ID: v.Entry.Id, Location: v.Entry.Location, AllowedModels: v.Entry.AllowedModels, BoardCounts: v.Entry.BoardGpuCounts,
 			MaximumGPUs: v.Entry.MaximumGpus, Cordoned: v.Entry.Cordoned, Connected: v.Connected,
 		}
+		at := make(map[string]int)
 		if v.Report != nil {
-			r.Reported, r.Fault = v.Report.Synced, v.Report.ClusterFault
-			for _, n := range v.Report.Nodes {
+			r.Reported, r.Fault, r.Fabric = v.Report.Synced, v.Report.ClusterFault, v.Report.Fabric
+			for i, n := range v.Report.Nodes {
 				r.Nodes = append(r.Nodes, nodeOf(n))
+				at[n.Name] = i
 			}
 		}
-		for _, p := range promises {
-			if p.RackID == r.ID {
-				r.Held += p.GPUs()
-				deduct(&r, v.Report, p)
+		for _, p := range of[r.ID] {
+			r.Held += p.GPUs()
+			for _, pn := range p.Nodes {
+				if i, ok := at[pn.NodeName]; ok {
+					deduct(&r.Nodes[i], v.Report.Nodes[i], v.Status(p.ID) != nil, p, pn.GpuCount)
+				}
 			}
 		}
 		s.Racks = append(s.Racks, r)
+		for _, q := range v.Quarantined {
+			s.Quarantined = append(s.Quarantined, placement.Quarantine{RackID: q.RackId, Node: q.NodeName, Model: q.GpuModel, Why: q.Message})
+		}
 	}
 	return s
 }
@@ -58,33 +66,21 @@ func nodeOf(n *orkv1.RackNode) placement.Node {
 	return out
 }
 
-// deduct takes a promise off the nodes whose report does not count it.
-func deduct(r *placement.Rack, report *workerv1.WatchRackResponse, p record.Promise) {
-	if report == nil {
-		return
+// deduct takes a promise off a node whose report does not count it.
+func deduct(n *placement.Node, report *orkv1.RackNode, listed bool, p record.Promise, gpus uint32) {
+	var counted uint32
+	for _, g := range report.Gpus {
+		counted += g.Holders[p.ID]
 	}
-	listed := slices.ContainsFunc(report.Attempts, func(a *workerv1.AttemptStatus) bool { return a.AttemptId == p.ID })
-	for _, pn := range p.Nodes {
-		for i := range r.Nodes {
-			n := &r.Nodes[i]
-			if n.Name != pn.NodeName {
-				continue
-			}
-			var counted uint32
-			for _, g := range report.Nodes[i].Gpus {
-				counted += g.Holders[p.ID]
-			}
-			for k := range n.GPUs {
-				if g := &n.GPUs[k]; strings.EqualFold(g.Model, p.Model) {
-					g.Offerable -= min(g.Offerable, pn.GpuCount-min(counted, pn.GpuCount))
-				}
-			}
-			if !listed && counted == 0 {
-				units := max(pn.GpuCount, 1)
-				n.FreeCPUCores -= min(n.FreeCPUCores, units*p.Spec.CpuCoresPerGpu)
-				n.FreeMemoryBytes -= min(n.FreeMemoryBytes, uint64(units)*uint64(p.Spec.MemoryGibPerGpu)<<30)
-			}
+	for k := range n.GPUs {
+		if g := &n.GPUs[k]; strings.EqualFold(g.Model, p.Model) {
+			g.Offerable -= min(g.Offerable, gpus-min(counted, gpus))
 		}
+	}
+	if !listed && counted == 0 {
+		units := max(gpus, 1)
+		n.FreeCPUCores -= min(n.FreeCPUCores, units*p.Spec.CpuCoresPerGpu)
+		n.FreeMemoryBytes -= min(n.FreeMemoryBytes, uint64(units)*uint64(p.Spec.MemoryGibPerGpu)<<30)
 	}
 }
 
@@ -95,7 +91,11 @@ func RequestOf(j *job.Job, r *job.Replica, a *job.Attempt, disk func(rackID stri
 		Location: j.Spec.Location, Model: j.Spec.GetGpu().GetModel(), Count: j.Spec.GetGpu().GetCount(),
 		CPUCoresPerGPU: j.Spec.CpuCoresPerGpu, MemoryGiBPerGPU: j.Spec.MemoryGibPerGpu,
 		Spans:      j.Inference() && j.Spec.Inference.Runtime == spec.RuntimeVLLM,
+		Spread:     j.Spec.Placement == orkv1.Placement_PLACEMENT_SPREAD,
 		AvoidNodes: a.RefusedNodes,
+	}
+	if q.Spread {
+		q.Beside = besides(j, r)
 	}
 	if j.Inference() {
 		return q // its disk holds what can be fetched again
@@ -108,7 +108,7 @@ func RequestOf(j *job.Job, r *job.Replica, a *job.Attempt, disk func(rackID stri
 		}
 		if has, known := disk(old.RackID); has || !known {
 			q.RackID = old.RackID
-			if len(old.Nodes) == 1 {
+			if len(old.Nodes) == 1 && !old.StartFailed {
 				q.PreferNode = old.Nodes[0].NodeName
 			}
 			return q
@@ -117,51 +117,37 @@ func RequestOf(j *job.Job, r *job.Replica, a *job.Attempt, disk func(rackID stri
 	return q
 }
 
-// turn is a queued attempt whose turn it is.
-type turn struct {
-	job     *job.Job
-	replica *job.Replica
-	attempt *job.Attempt
+// besides are the nodes of a job's other replicas.
+func besides(j *job.Job, r *job.Replica) []string {
+	var nodes []string
+	for _, other := range j.Replicas {
+		if a := other.Newest(); other != r && a.RackID != "" && !a.Gone {
+			for _, n := range a.Nodes {
+				nodes = append(nodes, a.RackID+"/"+n.NodeName)
+			}
+		}
+	}
+	return nodes
 }
 
-// place plans every eligible queued attempt, oldest first, on one snapshot.
-// Smaller work may pass a job that waits for a node to empty, until that job
-// has waited ReserveAfter; then a node is kept for it.
+// place plans every eligible queued attempt on one snapshot, as the queue's
+// policy says, and records what was decided.
 func (l *Loop) place(ctx context.Context, live []*job.Job, views []rack.View) {
-	now := l.o.Clock()
-	var turns []turn
-	for _, j := range live {
-		if j.Intent != job.IntentRun {
-			continue
-		}
-		for _, r := range j.Replicas {
-			if a := r.Newest(); life.Eligible(r, a, now) {
-				turns = append(turns, turn{j, r, a})
-			}
-		}
+	quotas, err := l.o.Store.Quotas(ctx)
+	if err != nil {
+		l.failed(ctx, "read quotas", err)
+		return // nobody is told a reason that is not theirs
 	}
-	if len(turns) == 0 {
+	q := l.queue(live, views, quotas)
+	if len(q.Waiting) == 0 {
 		return
 	}
-	slices.SortStableFunc(turns, func(a, b turn) int {
-		return cmp.Or(a.attempt.CreatedAt.Compare(b.attempt.CreatedAt), cmp.Compare(a.attempt.ID, b.attempt.ID))
-	})
-	snapshot := Snapshot(views, record.PromisesOf(live))
-	kept := make(map[string]bool)
-	for _, t := range turns {
-		q := RequestOf(t.job, t.replica, t.attempt, diskOf(views, t.job.ID))
-		plan, refusal := placement.New(snapshot, q)
-		if refusal == nil {
-			if l.take(ctx, t, plan) {
-				snapshot.Take(plan, q)
-			}
-			continue
-		}
-		l.wait(ctx, t, refusal)
-		line := strings.ToLower(q.Location + "/" + q.Model)
-		if refusal.Reason == orkv1.Reason_REASON_BUSY && !kept[line] && now.Sub(t.attempt.CreatedAt) > l.o.ReserveAfter {
-			kept[line] = true
-			snapshot.Hold(q, t.job.ID)
+	for _, d := range q.Decide() {
+		t := q.turns[d.Waiting.ID]
+		if d.Refusal != nil {
+			l.wait(ctx, t, d.Refusal)
+		} else {
+			l.take(ctx, t, d.Plan)
 		}
 	}
 }
@@ -177,9 +163,9 @@ func diskOf(views []rack.View, jobID string) func(string) (has, known bool) {
 	}
 }
 
-// take records a plan. It is false when the attempt or the rack changed in
-// between, which the next pass sees.
-func (l *Loop) take(ctx context.Context, t turn, p placement.Plan) bool {
+// take records a plan. When the attempt, the rack or the quota changed in between
+// it does not, and the next pass sees why.
+func (l *Loop) take(ctx context.Context, t turn, p placement.Plan) {
 	next := t.attempt.Plan + 1
 	var nodes []*orkv1.AttemptNode
 	for _, n := range p.Nodes {
@@ -198,14 +184,13 @@ func (l *Loop) take(ctx context.Context, t turn, p placement.Plan) bool {
 		})
 	if fault.KindOf(err) == fault.Conflict {
 		l.Poke(t.job.ID)
-		return false
+		return
 	}
 	if err != nil {
 		l.failed(ctx, "place", err)
-		return false
+		return
 	}
 	l.o.Counters.Placement("placed")
-	return true
 }
 
 // messageRest is how long a reason's words stand before they are refreshed.

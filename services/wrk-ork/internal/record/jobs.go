@@ -290,8 +290,9 @@ func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change
 }
 
 // Place is Update for plans: in the same transaction it checks that the rack's
-// entry is there and open, and files the join tokens of the attempt's new
-// plan, so that a rack cannot be removed under a job.
+// entry is there and open and that the project's quota has room, and files the
+// join tokens of the attempt's new plan, so that a rack cannot be removed under a
+// job and no quota is passed. What is refused so is a conflict.
 func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, change Change) (*job.Job, error) {
 	var is *job.Job
 	changed := false
@@ -311,6 +312,9 @@ func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, ch
 		if is, changed, err = s.update(ctx, tx, id, change); err != nil {
 			return err
 		}
+		if err := admit(ctx, tx, is); err != nil {
+			return err
+		}
 		return saveTokens(ctx, tx, tokens)
 	})
 	if err != nil {
@@ -324,8 +328,9 @@ func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, ch
 
 // Promise is what an attempt holds or was promised on a rack.
 type Promise struct {
-	JobID string
-	Spec  *orkv1.JobSpec
+	JobID   string
+	Project string
+	Spec    *orkv1.JobSpec
 	*job.Attempt
 }
 
@@ -336,7 +341,7 @@ func PromisesOf(jobs []*job.Job) []Promise {
 		for _, r := range j.Replicas {
 			for _, a := range r.Attempts {
 				if a.RackID != "" && !a.Gone {
-					out = append(out, Promise{JobID: j.ID, Spec: j.Spec, Attempt: a})
+					out = append(out, Promise{JobID: j.ID, Project: j.Owner.GetProjectId(), Spec: j.Spec, Attempt: a})
 				}
 			}
 		}

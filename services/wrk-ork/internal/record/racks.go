@@ -45,7 +45,7 @@ func loadRack(ctx context.Context, tx *sql.Tx, id string) (*orkv1.RackEntry, err
 }
 
 func loadRacks(ctx context.Context, tx *sql.Tx, tail string, args ...any) ([]*orkv1.RackEntry, error) {
-	rows, err := tx.QueryContext(ctx, `SELECT id, location, key, allowed_models, maximum_gpus, cordoned FROM racks `+tail, args...)
+	rows, err := tx.QueryContext(ctx, `SELECT id, location, key, allowed_models, maximum_gpus, cordoned, board_gpu_counts FROM racks `+tail, args...)
 	if err != nil {
 		return nil, err
 	}
@@ -53,12 +53,15 @@ func loadRacks(ctx context.Context, tx *sql.Tx, tail string, args ...any) ([]*or
 	var out []*orkv1.RackEntry
 	for rows.Next() {
 		e := &orkv1.RackEntry{}
-		var models []byte
-		if err := rows.Scan(&e.Id, &e.Location, &e.Key, &models, &e.MaximumGpus, &e.Cordoned); err != nil {
+		var models, counts []byte
+		if err := rows.Scan(&e.Id, &e.Location, &e.Key, &models, &e.MaximumGpus, &e.Cordoned, &counts); err != nil {
 			return nil, err
 		}
 		if err := json.Unmarshal(models, &e.AllowedModels); err != nil {
 			return nil, fmt.Errorf("allowed models of rack %s: %w", e.Id, err)
+		}
+		if err := json.Unmarshal(counts, &e.BoardGpuCounts); err != nil {
+			return nil, fmt.Errorf("board counts of rack %s: %w", e.Id, err)
 		}
 		out = append(out, e)
 	}
@@ -70,6 +73,10 @@ func (s *Store) PutRack(ctx context.Context, e *orkv1.RackEntry) error {
 	models, err := json.Marshal(e.AllowedModels)
 	if err != nil {
 		return fault.Wrap(fault.Internal, err, "encode the models of rack %s", e.Id)
+	}
+	counts, err := json.Marshal(e.BoardGpuCounts)
+	if err != nil {
+		return fault.Wrap(fault.Internal, err, "encode the board counts of rack %s", e.Id)
 	}
 	return s.write(ctx, func(tx *sql.Tx) error {
 		same, err := loadRacks(ctx, tx, `WHERE id = ? OR key = ?`, e.Id, e.Key)
@@ -86,11 +93,11 @@ func (s *Store) PutRack(ctx context.Context, e *orkv1.RackEntry) error {
 					With(fault.Detail{Field: "key", Rule: "ERR_RACK_INFO_RPC_PUBKEY_INVALID"})
 			}
 		}
-		_, err = tx.ExecContext(ctx, `INSERT INTO racks (id, location, key, allowed_models, maximum_gpus, cordoned, created_at)
-			VALUES (?, ?, ?, ?, ?, ?, ?)
+		_, err = tx.ExecContext(ctx, `INSERT INTO racks (id, location, key, allowed_models, maximum_gpus, cordoned, created_at, board_gpu_counts)
+			VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 			ON CONFLICT (id) DO UPDATE SET location = excluded.location, allowed_models = excluded.allowed_models,
-				maximum_gpus = excluded.maximum_gpus, cordoned = excluded.cordoned`,
-			e.Id, e.Location, e.Key, string(models), e.MaximumGpus, flag(e.Cordoned), micros(s.clock()))
+				maximum_gpus = excluded.maximum_gpus, cordoned = excluded.cordoned, board_gpu_counts = excluded.board_gpu_counts`,
+			e.Id, e.Location, e.Key, string(models), e.MaximumGpus, flag(e.Cordoned), micros(s.clock()), string(counts))
 		return err
 	})
 }

@@ -35,6 +35,9 @@ const (
 	Replicas        = 64
 	ScriptBytes     = 64 << 10
 
+	// Priority is between -Priority and Priority.
+	Priority = 100
+
 	DefaultCPUCoresPerGPU  = 8
 	DefaultMemoryGiBPerGPU = 32
 	// DefaultDiskGiB is a root disk that nobody sized.
@@ -94,6 +97,7 @@ func Check(in *orkv1.JobSpec) (*orkv1.JobSpec, error) {
 		p.add("kind", "is gpu_container or managed_inference")
 	}
 	p.hardware(s)
+	p.queueing(s)
 	p.image(s)
 	p.environment(s)
 	p.login(s)
@@ -200,6 +204,19 @@ func (p *problems) hardware(s *orkv1.JobSpec) {
 	}
 	if s.DiskGib > DiskGiB {
 		p.add("disk_gib", "is %d; 0 (for %d) to %d are allowed", s.DiskGib, DefaultDiskGiB, DiskGiB)
+	}
+}
+
+func (p *problems) queueing(s *orkv1.JobSpec) {
+	switch s.Placement {
+	case orkv1.Placement_PLACEMENT_UNSPECIFIED:
+		s.Placement = orkv1.Placement_PLACEMENT_PACK
+	case orkv1.Placement_PLACEMENT_PACK, orkv1.Placement_PLACEMENT_SPREAD:
+	default:
+		p.add("placement", "is pack or spread")
+	}
+	if s.Priority < -Priority || s.Priority > Priority {
+		p.add("priority", "is %d; -%d to %d are allowed", s.Priority, Priority, Priority)
 	}
 }
 
