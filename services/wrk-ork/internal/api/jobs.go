@@ -70,6 +70,9 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 			return nil, err
 		}
 	}
+	if err := priced(checked, req.Price); err != nil {
+		return nil, err
+	}
 	if req.DryRun {
 		return s.dryRun(ctx, checked, req.Owner)
 	}
@@ -84,11 +87,12 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 	}
 	owner := &orkv1.Owner{ProjectId: req.Owner.GetProjectId(), UserId: req.Owner.GetUserId()}
 	made, events := life.New(checked, owner, s.Clock(), s.NewID)
+	made.Price = req.Price
 	j, existed, err := s.Store.Create(ctx, made, events, req.IdempotencyKey, hash)
 	if err != nil {
 		return nil, err
 	}
-	return &orkv1.CreateJobResponse{Job: j.View(), Existed: existed}, nil
+	return &orkv1.CreateJobResponse{Job: s.view(j), Existed: existed}, nil
 }
 
 // checkID refuses what cannot be a job's id before the record is asked.
@@ -108,7 +112,7 @@ func (s *Jobs) GetJob(ctx context.Context, req *orkv1.GetJobRequest) (*orkv1.Get
 	if err != nil {
 		return nil, err
 	}
-	return &orkv1.GetJobResponse{Job: j.View()}, nil
+	return &orkv1.GetJobResponse{Job: s.view(j)}, nil
 }
 
 // ListJobs implements orkv1.JobsServer. A page ends early when it grows large.
@@ -134,7 +138,7 @@ func (s *Jobs) ListJobs(ctx context.Context, req *orkv1.ListJobsRequest) (*orkv1
 	resp := &orkv1.ListJobsResponse{}
 	size := 0
 	for _, j := range jobs {
-		v := j.View()
+		v := s.view(j)
 		size += proto.Size(v)
 		if size > answerBytes && len(resp.Jobs) > 0 {
 			more = true
@@ -158,7 +162,7 @@ func (s *Jobs) WatchJobs(req *orkv1.WatchJobsRequest, stream orkv1.Jobs_WatchJob
 	sub := s.Hub.Subscribe()
 	defer sub.Close()
 	send := func(j *job.Job) error {
-		return stream.Send(&orkv1.WatchJobsResponse{Change: &orkv1.WatchJobsResponse_Job{Job: j.View()}})
+		return stream.Send(&orkv1.WatchJobsResponse{Change: &orkv1.WatchJobsResponse_Job{Job: s.view(j)}})
 	}
 	if req.JobId != "" {
 		if err := checkID(req.JobId); err != nil {
@@ -251,7 +255,7 @@ func (s *Jobs) change(ctx context.Context, jobID, said string, f func(j *job.Job
 	if err != nil {
 		return nil, err
 	}
-	return j.View(), nil
+	return s.view(j), nil
 }
 
 // StopJob implements orkv1.JobsServer.

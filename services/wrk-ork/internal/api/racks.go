@@ -4,8 +4,10 @@ import (
 	"context"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/identity"
@@ -28,8 +30,10 @@ type Racks struct {
 	Log     hclog.Logger
 	// Queue reads who waits and what there is.
 	Queue func(context.Context) (*reconcile.Queue, error)
-	// Changed is told when capacity may have changed. It must not block.
-	Changed func()
+	// Changed is told when capacity may have changed, and of jobs that are concerned.
+	// It must not block.
+	Changed func(jobIDs ...string)
+	Clock   func() time.Time
 
 	// mu keeps record and fleet in step: entries change in both, in one order.
 	mu sync.Mutex
@@ -49,7 +53,7 @@ func (s *Racks) PutRack(ctx context.Context, req *orkv1.PutRackRequest) (*orkv1.
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if err := s.Store.PutRack(ctx, e); err != nil {
+	if e, err = s.Store.PutRack(ctx, e); err != nil {
 		return nil, err
 	}
 	s.Log.Info("rack entry put", "rack", e.Id, "location", e.Location, "key", e.Key)
@@ -84,13 +88,19 @@ func (s *Racks) RegisterRack(ctx context.Context, req *orkv1.RegisterRackRequest
 	return &orkv1.RegisterRackResponse{Entry: e}, nil
 }
 
-// ListRacks implements orkv1.RacksServer.
+// ListRacks implements orkv1.RacksServer. Keys come only when they are asked for.
 func (s *Racks) ListRacks(_ context.Context, req *orkv1.ListRacksRequest) (*orkv1.ListRacksResponse, error) {
 	resp := &orkv1.ListRacksResponse{}
 	for _, v := range s.Fleet.Views() {
-		if req.Location == "" || strings.EqualFold(req.Location, v.Entry.Location) {
-			resp.Racks = append(resp.Racks, v.Wire())
+		if (req.Location != "" && !strings.EqualFold(req.Location, v.Entry.Location)) || !strings.HasPrefix(v.Entry.Type, req.TypePrefix) {
+			continue
 		}
+		w := v.Wire()
+		if !req.Keys {
+			w.Entry = proto.Clone(w.Entry).(*orkv1.RackEntry)
+			w.Entry.Key = ""
+		}
+		resp.Racks = append(resp.Racks, w)
 	}
 	return resp, nil
 }
@@ -107,17 +117,4 @@ func (s *Racks) CordonRack(ctx context.Context, req *orkv1.CordonRackRequest) (*
 	s.Fleet.Put(e)
 	s.Changed()
 	return &orkv1.CordonRackResponse{Entry: e}, nil
-}
-
-// ForgetRack implements orkv1.RacksServer.
-func (s *Racks) ForgetRack(ctx context.Context, req *orkv1.ForgetRackRequest) (*orkv1.ForgetRackResponse, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.Store.ForgetRack(ctx, req.Id); err != nil {
-		return nil, err
-	}
-	s.Log.Info("rack forgotten", "rack", req.Id)
-	s.Fleet.Forget(req.Id)
-	s.Changed()
-	return &orkv1.ForgetRackResponse{}, nil
 }

@@ -20,6 +20,10 @@ type Config struct {
 	Retries Retries `yaml:"retries"`
 	// Placement is the queue's policy.
 	Placement Placement `yaml:"placement"`
+	// Quarantine closes nodes that fail to start what is placed there.
+	Quarantine Quarantine `yaml:"quarantine"`
+	// Retention is how long what is kept.
+	Retention Retention `yaml:"retention"`
 	// Agents are the lives of what agents are given.
 	Agents Agents `yaml:"agents"`
 	// Workers is how racks' workers are called.
@@ -46,6 +50,22 @@ type Retries struct {
 	RestartMost   time.Duration `yaml:"restart_most"`
 	RestartCount  uint32        `yaml:"restart_count"`
 	HealthyAfter  time.Duration `yaml:"healthy_after"`
+	StartCount    uint32        `yaml:"start_count"`
+}
+
+// Quarantine is when a node is closed that fails to start what is placed there.
+type Quarantine struct {
+	Failures       int           `yaml:"failures"`
+	Window         time.Duration `yaml:"window"`
+	UnprovenStarts int           `yaml:"unproven_starts"`
+}
+
+// Retention is how long what is kept.
+type Retention struct {
+	Tombstones      time.Duration `yaml:"tombstones"`
+	IdempotencyKeys time.Duration `yaml:"idempotency_keys"`
+	Events          time.Duration `yaml:"events"`
+	EventsPerJob    int           `yaml:"events_per_job"`
 }
 
 // Placement is the queue's policy.
@@ -69,7 +89,7 @@ type Workers struct {
 
 // Defaults is the configuration without a file.
 func Defaults() Config {
-	l := life.DefaultLimits()
+	l, p := life.DefaultLimits(), record.DefaultPolicy()
 	return Config{
 		Base: daemon.Base{Name: "wrk-ork", StateDirectory: "/var/lib/cosmicac/wrk-ork"},
 		Deadlines: Deadlines{
@@ -79,10 +99,13 @@ func Defaults() Config {
 		Retries: Retries{
 			RefusalFirst: l.RefusalFirst, RefusalMost: l.RefusalMost, RefusalsFinal: l.RefusalsFinal,
 			RestartFirst: l.RestartFirst, RestartMost: l.RestartMost, RestartCount: l.RestartCount, HealthyAfter: l.HealthyAfter,
+			StartCount: l.StartCount,
 		},
-		Placement: Placement{ReserveAfter: 10 * time.Minute, Age: 10 * time.Minute},
-		Agents:    Agents{CertificateLife: 24 * time.Hour, TokenLife: 30 * time.Minute},
-		Workers:   Workers{StreamSilence: 30 * time.Second, CallTimeout: 20 * time.Second, Repeat: 30 * time.Second},
+		Quarantine: Quarantine{Failures: p.QuarantineFailures, Window: p.QuarantineWindow, UnprovenStarts: 4},
+		Retention:  Retention{Tombstones: p.Tombstones, IdempotencyKeys: p.IdempotencyKeys, Events: p.Events, EventsPerJob: p.EventsPerJob},
+		Placement:  Placement{ReserveAfter: 10 * time.Minute, Age: 10 * time.Minute},
+		Agents:     Agents{CertificateLife: 24 * time.Hour, TokenLife: 30 * time.Minute},
+		Workers:    Workers{StreamSilence: 30 * time.Second, CallTimeout: 20 * time.Second, Repeat: 30 * time.Second},
 	}
 }
 
@@ -94,6 +117,16 @@ func (c Config) Limits() life.Limits {
 		AgentSilence: d.AgentSilence, RackSilence: d.RackSilence, AbsenceGrace: d.AbsenceGrace, Drain: d.Drain,
 		RefusalFirst: r.RefusalFirst, RefusalMost: r.RefusalMost, RefusalsFinal: r.RefusalsFinal,
 		RestartFirst: r.RestartFirst, RestartMost: r.RestartMost, RestartCount: r.RestartCount, HealthyAfter: r.HealthyAfter,
+		StartCount: r.StartCount,
+	}
+}
+
+// Policy is the part of the configuration that the record keeps to.
+func (c Config) Policy() record.Policy {
+	q, r := c.Quarantine, c.Retention
+	return record.Policy{
+		Tombstones: r.Tombstones, IdempotencyKeys: r.IdempotencyKeys, Events: r.Events, EventsPerJob: r.EventsPerJob,
+		QuarantineFailures: q.Failures, QuarantineWindow: q.Window,
 	}
 }
 
@@ -113,6 +146,8 @@ func (c Config) Validate() []fault.Detail {
 		{"retries.healthy_after", r.HealthyAfter}, {"placement.reserve_after", c.Placement.ReserveAfter},
 		{"placement.age", c.Placement.Age},
 		{"agents.certificate_life", c.Agents.CertificateLife}, {"agents.token_life", c.Agents.TokenLife},
+		{"quarantine.window", c.Quarantine.Window}, {"retention.tombstones", c.Retention.Tombstones},
+		{"retention.idempotency_keys", c.Retention.IdempotencyKeys}, {"retention.events", c.Retention.Events},
 		{"workers.stream_silence", w.StreamSilence}, {"workers.call_timeout", w.CallTimeout}, {"workers.repeat", w.Repeat},
 	} {
 		if k.value <= 0 {
@@ -124,6 +159,14 @@ func (c Config) Validate() []fault.Detail {
 	}
 	if c.Agents.CertificateLife > record.LongestCertificate {
 		faults = append(faults, fault.Detail{Field: "agents.certificate_life", Rule: "must be at most " + record.LongestCertificate.String()})
+	}
+	for _, k := range []struct {
+		key   string
+		value int
+	}{{"quarantine.failures", c.Quarantine.Failures}, {"quarantine.unproven_starts", c.Quarantine.UnprovenStarts}, {"retention.events_per_job", c.Retention.EventsPerJob}} {
+		if k.value < 1 {
+			faults = append(faults, fault.Detail{Field: k.key, Rule: "must be at least 1"})
+		}
 	}
 	if r.RefusalsFinal == 0 {
 		faults = append(faults, fault.Detail{Field: "retries.refusals_final", Rule: "must be at least 1"})

@@ -263,7 +263,7 @@ func TestRackEntriesAndTheirKeys(t *testing.T) {
 func TestARackGoingAndAJobComingAtOnceNeverLeavesAJobWithoutARack(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, gpuNode("n1", 4))
-	for range 10 {
+	for range 50 {
 		done := make(chan error, 1)
 		go func() {
 			_, err := l.racks.ForgetRack(l.ctx, &orkv1.ForgetRackRequest{Id: "rk-test"})

@@ -61,6 +61,9 @@ type lab struct {
 	config  Config
 	address string
 
+	health *health.Set   // of the orchestrator in this process
+	passes atomic.Uint64 // of its loop
+
 	// ahead is how far the orchestrator's clock is ahead, in nanoseconds.
 	ahead atomic.Int64
 
@@ -233,9 +236,11 @@ func (l *lab) startOrk() {
 		l.t.Fatal(err)
 	}
 	network := l.memory()
+	l.health = health.NewSet(l.now)
 	ork, err := Build(ctx, Setup{
 		Config: l.config, Store: store, Hub: hub, Key: l.orkKey, Network: network,
-		Health: health.NewSet(l.now), Metrics: prometheus.NewRegistry(), Clock: l.now, Log: log,
+		Health: l.health, Metrics: prometheus.NewRegistry(), Clock: l.now, Log: log,
+		Alive: func() { l.passes.Add(1) },
 		NewMesh: func(add func(*mesh.Options)) (*mesh.Node, error) {
 			o := mesh.Options{Key: l.orkKey, Network: network, Listen: []string{l.address}, Log: hclog.NewNullLogger(), Clock: l.now}
 			add(&o)

@@ -3,6 +3,9 @@ package app
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
@@ -65,6 +68,7 @@ type Ork struct {
 // ctx is the life of the racks' streams.
 func Build(ctx context.Context, s Setup) (*Ork, error) {
 	store, hub := s.Store, s.Hub
+	store.Keep(s.Config.Policy())
 	entries, err := store.Racks(ctx)
 	if err != nil {
 		return nil, err
@@ -76,9 +80,10 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	var loop *reconcile.Loop
 	registry := cards.New(s.Network, s.Clock)
 	fleet := rack.New(rack.Options{
-		Dial:    func(worker peer.ID) grpc.ClientConnInterface { return node.Client(worker) },
-		Changed: func(jobs []string) { loop.Poke(jobs...) },
-		Silence: s.Config.Workers.StreamSilence, Clock: s.Clock, Log: s.Log.Named("racks"),
+		Quarantined: store.Quarantined,
+		Dial:        func(worker peer.ID) grpc.ClientConnInterface { return node.Client(worker) },
+		Changed:     func(jobs []string) { loop.Poke(jobs...) },
+		Silence:     s.Config.Workers.StreamSilence, Clock: s.Clock, Log: s.Log.Named("racks"),
 	})
 	desk, err := agents.New(ctx, agents.Options{
 		Store: store, Key: s.Key, Network: s.Network, Hub: hub,
@@ -102,6 +107,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		Seeds:  func() reconcile.Seeds { return seeds(node) },
 		Limits: s.Config.Limits(), NewID: source.New, Clock: s.Clock, Log: s.Log.Named("jobs"),
 		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter, Age: s.Config.Placement.Age, Alive: s.Alive,
+		Unproven: s.Config.Quarantine.UnprovenStarts, Stood: watch.stood,
 	})
 	board := endpoint.New(store, hub)
 
@@ -112,7 +118,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		return nil, err
 	}
 	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, NewID: source.New, Clock: s.Clock, Queue: loop.Queue})
-	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Queue: loop.Queue, Changed: func() { loop.Poke() }})
+	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Queue: loop.Queue, Changed: loop.Poke, Clock: s.Clock})
 	orkv1.RegisterQuotasServer(node, &api.Quotas{Store: store, Changed: func() { loop.Poke() }})
 	orkv1.RegisterAgentsServer(node, desk)
 	orkv1.RegisterRevocationsServer(node, desk)
@@ -145,6 +151,20 @@ type wellbeing struct {
 	store  *record.Store
 	fleet  *rack.Fleet
 	clock  func() time.Time
+
+	mu      sync.Mutex
+	stoodAt time.Time // when the process went on after it had stood still
+}
+
+// noticeLife is how long after a stand-still that is worth a notice.
+const noticeLife = 15 * time.Minute
+
+// stood is told when the process had stood still.
+func (w *wellbeing) stood(still time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.stoodAt = w.clock()
+	w.health.Raise(health.StoodStill, still.Round(time.Second))
 }
 
 func (w *wellbeing) storage(err error) {
@@ -180,6 +200,11 @@ func (w *wellbeing) run(ctx context.Context) error {
 }
 
 func (w *wellbeing) look(ctx context.Context) {
+	w.mu.Lock()
+	if w.clock().Sub(w.stoodAt) > noticeLife {
+		w.health.Clear(health.StoodStill)
+	}
+	w.mu.Unlock()
 	away, simulated := 0, ""
 	views := w.fleet.Views()
 	for _, v := range views {
@@ -197,16 +222,22 @@ func (w *wellbeing) look(ctx context.Context) {
 			w.health.Clear(code)
 		}
 	}
-	set(away > 1 && away*2 > len(views), health.ManyUnreachable, fmt.Sprintf("%d of %d racks", away, len(views)))
 	set(simulated != "", health.Simulated, "rack "+simulated)
 	live, err := w.store.Live(ctx)
 	if err != nil {
 		return
 	}
 	late, oldest := 0, ""
+	silent, known := 0, 0
 	for _, j := range live {
 		for _, r := range j.Replicas {
 			for _, a := range r.Attempts {
+				if !job.Ended(a.State) && a.RackID != "" {
+					known++
+					if a.Unreachable.Set() {
+						silent++
+					}
+				}
 				if job.Ended(a.State) && !a.Gone && w.clock().Sub(a.EndedAt) > cleanupPatience {
 					if late++; oldest == "" {
 						oldest = a.ID + " of job " + j.ID
@@ -216,4 +247,40 @@ func (w *wellbeing) look(ctx context.Context) {
 		}
 	}
 	set(late > 0, health.CleanupPending, late, oldest)
+	many := fmt.Sprintf("%d of %d racks", away, len(views))
+	if silent >= manySilent && silent*2 > known {
+		many = fmt.Sprintf("%d of %d attempts", silent, known)
+	}
+	set(away > 1 && away*2 > len(views) || silent >= manySilent && silent*2 > known, health.ManyUnreachable, many)
+	w.returned(ctx, views)
+}
+
+// manySilent is how many silent attempts are many.
+const manySilent = 3
+
+// returned warns of racks that were removed by force and are back with what was
+// left there.
+func (w *wellbeing) returned(ctx context.Context, views []rack.View) {
+	left, err := w.store.Forgotten(ctx)
+	if err != nil {
+		return // shown by the loop, which reads the record all the time
+	}
+	for _, v := range views {
+		if !slices.ContainsFunc(left, func(f *orkv1.ForgottenRack) bool { return f.RackId == v.Entry.Id }) {
+			w.health.ClearFor(health.AbandonedWork, v.Entry.Id)
+		}
+	}
+	for _, f := range left {
+		v, back := w.fleet.View(f.RackId)
+		if !back || v.Report == nil {
+			continue
+		}
+		var present []string
+		for _, a := range f.Attempts {
+			if v.Status(a.AttemptId) != nil {
+				present = append(present, a.AttemptId+" of job "+a.JobId)
+			}
+		}
+		w.health.RaiseFor(health.AbandonedWork, f.RackId, f.RackId, f.ForgottenAt.AsTime().Format(time.RFC3339), len(present), strings.Join(present, ", "), f.RackId)
+	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
@@ -38,6 +39,9 @@ type fakeWorker struct {
 	slowDelete time.Duration // deletion takes that long
 	boot       bool          // VMs come up by themselves
 	unnamed    bool          // VMs have no uid yet
+
+	reject     map[string]int // by node: so many pods are rejected after they were claimed
+	rejections int
 }
 
 func newFakeWorker(t *testing.T, rackID string, nodes ...*orkv1.RackNode) *fakeWorker {
@@ -154,6 +158,17 @@ func (w *fakeWorker) ApplyAttempt(_ context.Context, req *workerv1.ApplyAttemptR
 		if w.boot {
 			st.Phase = workerv1.AttemptPhase_ATTEMPT_PHASE_UP
 		}
+		for _, n := range req.Nodes {
+			if w.reject[n.NodeName] > 0 {
+				w.reject[n.NodeName]--
+				w.rejections++
+				st.Phase, st.Reason = workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED, orkv1.Reason_REASON_VM_FAILED
+				st.Message = "the pod was rejected on node " + n.NodeName + ": UnexpectedAdmissionError: vfio: no such file"
+				for _, have := range st.Nodes {
+					have.Graph = []*orkv1.GraphNode{{Kind: "VirtualMachineInstance", Name: have.VmiName, State: "failed", Message: "UnexpectedAdmissionError"}}
+				}
+			}
+		}
 		w.attempts[req.AttemptId], w.plans[req.AttemptId] = st, req
 		w.disks[req.JobId] = true
 		w.vmis[req.AttemptId] = "uid-" + req.AttemptId
@@ -215,6 +230,24 @@ func (w *fakeWorker) empty() bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return len(w.attempts) == 0 && len(w.disks) == 0
+}
+
+// silence makes the nodes of an attempt unheard of, or heard of again.
+func (w *fakeWorker) silence(attemptID string, silent bool) {
+	w.change(func() {
+		st := w.attempts[attemptID]
+		st.UnreachableSince = nil
+		if silent {
+			st.UnreachableSince = timestamppb.Now()
+		}
+		for _, n := range w.nodes {
+			for _, p := range w.plans[attemptID].Nodes {
+				if n.Name == p.NodeName {
+					n.Schedulable = !silent
+				}
+			}
+		}
+	})
 }
 
 func (w *fakeWorker) count() (attempts int, most uint32) {

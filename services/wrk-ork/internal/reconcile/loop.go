@@ -84,6 +84,12 @@ type Options struct {
 	ReserveAfter time.Duration
 	// Age is how long a wait counts for one step of priority.
 	Age time.Duration
+	// Unproven is how many VMs may be started at once on a node for a GPU model of
+	// which none is known to have come up there: a node that fails every start
+	// must not take in all that waits.
+	Unproven int
+	// Stood is told when the process had stood still for a while; may be nil.
+	Stood func(time.Duration)
 	// Alive is told at each pass; may be nil.
 	Alive func()
 }
@@ -92,6 +98,8 @@ type Options struct {
 type Loop struct {
 	o       Options
 	started time.Time
+	passed  time.Time // when the last pass ended
+	starts  *starts   // of the pass under way
 	wake    chan struct{}
 	calls   sync.WaitGroup
 	slots   chan struct{} // bounds calls under way
@@ -190,6 +198,8 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 	if l.o.Alive != nil {
 		l.o.Alive()
 	}
+	l.standstill()
+	defer func() { l.passed = l.o.Clock() }()
 	views := l.o.Racks.Views()
 	live, err := l.o.Store.Live(ctx)
 	if ctx.Err() == nil {
@@ -200,6 +210,7 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 		l.Poke(ids...) // nothing is lost: looked at again
 		return
 	}
+	l.starts = l.countStarts(live)
 	known := make(map[string]bool, len(live))
 	for i, j := range live {
 		known[j.ID] = true
@@ -228,6 +239,25 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 	l.place(ctx, live, views)
 	if all {
 		l.sweep(live)
+	}
+}
+
+// stillness is how long a pass may be overdue before the process counts as having
+// stood still: stopped, swapped out, or on a host that slept.
+const stillness = 10 * time.Second
+
+// standstill begins to listen anew after the process stood still: what happened
+// meanwhile was not heard, so nobody's silence and no deadline of that time counts.
+func (l *Loop) standstill() {
+	now := l.o.Clock()
+	if l.passed.IsZero() || now.Sub(l.passed) < l.o.Every+stillness {
+		return
+	}
+	still := now.Sub(l.passed)
+	l.started = now
+	l.o.Log.Warn("this process stood still; nothing is judged by what was not heard meanwhile", "for", still)
+	if l.o.Stood != nil {
+		l.o.Stood(still)
 	}
 }
 
@@ -301,6 +331,10 @@ func (l *Loop) sight(j *job.Job, views []rack.View) life.Sight {
 			if v.Report.ClusterFaultSince.IsValid() {
 				r.FaultSince = v.Report.ClusterFaultSince.AsTime()
 			}
+		}
+		r.Quarantined = v.Quarantined
+		if e := v.Entry; e.DrainSince.IsValid() {
+			r.DrainSince, r.DrainDeadline, r.DrainActor = e.DrainSince.AsTime(), e.DrainDeadline.AsTime(), e.DrainActor
 		}
 		s.Racks[id] = r
 	}

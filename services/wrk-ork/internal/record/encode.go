@@ -19,6 +19,9 @@ import (
 type jobDoc struct {
 	Intent            job.Intent      `json:"intent"`
 	IntentReason      orkv1.Reason    `json:"intent_reason,omitempty"`
+	IntentMessage     string          `json:"intent_message,omitempty"`
+	Price             *price          `json:"price,omitempty"`
+	FormerGPUTime     time.Duration   `json:"former_gpu_time,omitempty"`
 	Actor             string          `json:"actor,omitempty"`
 	EndpointID        string          `json:"endpoint_id,omitempty"`
 	Reason            orkv1.Reason    `json:"reason,omitempty"`
@@ -30,11 +33,20 @@ type jobDoc struct {
 	DeleteRequestedAt time.Time       `json:"delete_requested_at,omitzero"`
 }
 
+type price struct {
+	CentsPerGPUHour uint64 `json:"cents_per_gpu_hour"`
+	Currency        string `json:"currency,omitempty"`
+}
+
 func docOf(j *job.Job) jobDoc {
 	d := jobDoc{
-		Intent: j.Intent, IntentReason: j.IntentReason, Actor: j.Actor, EndpointID: j.EndpointID,
-		Reason: j.Reason, Message: j.Message, Touched: j.Touched,
+		Intent: j.Intent, IntentReason: j.IntentReason, IntentMessage: j.IntentMessage, Actor: j.Actor, EndpointID: j.EndpointID,
+		FormerGPUTime: j.FormerGPUTime,
+		Reason:        j.Reason, Message: j.Message, Touched: j.Touched,
 		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), DeleteRequestedAt: j.DeleteRequestedAt.UTC(),
+	}
+	if j.Price != nil {
+		d.Price = &price{j.Price.CentsPerGpuHour, j.Price.Currency}
 	}
 	for _, c := range j.Conditions {
 		c.Since = c.Since.UTC()
@@ -57,7 +69,7 @@ func encodeAttempt(a *job.Attempt) ([]byte, error) {
 	c := *a
 	for _, t := range []*time.Time{
 		&c.NotBefore, &c.CreatedAt, &c.ClaimedAt, &c.UpAt, &c.HelloAt, &c.RunningAt, &c.StoppingAt, &c.EndedAt,
-		&c.Unreachable.Since, &c.Draining.Since,
+		&c.GoneAt, &c.Unreachable.Since, &c.Draining.Since, &c.Idle.Since, &c.Abandoned.Since,
 	} {
 		*t = t.UTC().Round(0)
 	}
@@ -79,7 +91,7 @@ func Same(a, b *job.Job) bool {
 	}
 	for i, r := range a.Replicas {
 		o := b.Replicas[i]
-		if r.ID != o.ID || r.Failures != o.Failures || len(r.Attempts) != len(o.Attempts) {
+		if r.ID != o.ID || r.Failures != o.Failures || r.StartFailures != o.StartFailures || len(r.Attempts) != len(o.Attempts) {
 			return false
 		}
 		for k := range r.Attempts {
@@ -109,7 +121,11 @@ func scanJob(scan func(...any) error) (*job.Job, error) {
 	if err := json.Unmarshal(text, &d); err != nil {
 		return nil, fmt.Errorf("record of job %s: %w", j.ID, err)
 	}
-	j.Intent, j.IntentReason, j.Actor, j.EndpointID = d.Intent, d.IntentReason, d.Actor, d.EndpointID
+	j.Intent, j.IntentReason, j.IntentMessage, j.Actor, j.EndpointID = d.Intent, d.IntentReason, d.IntentMessage, d.Actor, d.EndpointID
+	j.FormerGPUTime = d.FormerGPUTime
+	if d.Price != nil {
+		j.Price = &orkv1.Price{CentsPerGpuHour: d.Price.CentsPerGPUHour, Currency: d.Price.Currency}
+	}
 	j.Reason, j.Message, j.Conditions, j.Touched = d.Reason, d.Message, d.Conditions, d.Touched
 	j.CreatedAt, j.UpdatedAt, j.DeleteRequestedAt = d.CreatedAt, d.UpdatedAt, d.DeleteRequestedAt
 	return j, nil
@@ -145,7 +161,7 @@ func loadJobs(ctx context.Context, tx *sql.Tx, query string, args ...any) ([]*jo
 }
 
 func loadReplicas(ctx context.Context, tx *sql.Tx, j *job.Job) error {
-	rows, err := tx.QueryContext(ctx, `SELECT id, idx, failures FROM replicas WHERE job_id = ? ORDER BY idx`, j.ID)
+	rows, err := tx.QueryContext(ctx, `SELECT id, idx, failures, start_failures FROM replicas WHERE job_id = ? ORDER BY idx`, j.ID)
 	if err != nil {
 		return err
 	}
@@ -153,7 +169,7 @@ func loadReplicas(ctx context.Context, tx *sql.Tx, j *job.Job) error {
 	byID := make(map[string]*job.Replica)
 	for rows.Next() {
 		r := &job.Replica{}
-		if err := rows.Scan(&r.ID, &r.Index, &r.Failures); err != nil {
+		if err := rows.Scan(&r.ID, &r.Index, &r.Failures, &r.StartFailures); err != nil {
 			return err
 		}
 		byID[r.ID] = r
@@ -208,8 +224,9 @@ func saveJob(ctx context.Context, tx *sql.Tx, j *job.Job) error {
 		return err
 	}
 	for _, r := range j.Replicas {
-		if _, err := tx.ExecContext(ctx, `INSERT INTO replicas (id, job_id, idx, failures) VALUES (?, ?, ?, ?)
-			ON CONFLICT (id) DO UPDATE SET failures = excluded.failures`, r.ID, j.ID, r.Index, r.Failures); err != nil {
+		if _, err := tx.ExecContext(ctx, `INSERT INTO replicas (id, job_id, idx, failures, start_failures) VALUES (?, ?, ?, ?, ?)
+			ON CONFLICT (id) DO UPDATE SET failures = excluded.failures, start_failures = excluded.start_failures`,
+			r.ID, j.ID, r.Index, r.Failures, r.StartFailures); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM attempts WHERE replica_id = ? AND number < ?`, r.ID, r.Attempts[0].Number); err != nil {

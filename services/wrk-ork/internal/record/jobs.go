@@ -286,6 +286,9 @@ func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change
 	if err := s.saveVoid(ctx, tx, was, is); err != nil {
 		return nil, false, err
 	}
+	if err := s.saveStartFailures(ctx, tx, was, is); err != nil {
+		return nil, false, err
+	}
 	return is, true, s.saveEvents(ctx, tx, id, events)
 }
 

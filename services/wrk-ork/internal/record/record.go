@@ -19,10 +19,12 @@ import (
 	"errors"
 	"io/fs"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/store"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/notice"
@@ -31,15 +33,28 @@ import (
 //go:embed migrations/*.sql
 var migrations embed.FS
 
-// Bounds of what is kept.
-const (
-	// TombstoneLife is how long a deleted job is remembered.
-	TombstoneLife = 30 * 24 * time.Hour
-	// keyLife is how long an idempotency key outlives its job.
-	keyLife = 7 * 24 * time.Hour
-	// eventsKept bounds the history of one job.
-	eventsKept = 1000
-)
+// Policy is how long what is kept, and when a node is closed to placement.
+type Policy struct {
+	// Tombstones is how long a deleted job is remembered.
+	Tombstones time.Duration
+	// IdempotencyKeys is how long a key outlives its job.
+	IdempotencyKeys time.Duration
+	// Events is how long an event is kept, EventsPerJob how many of one job are.
+	Events       time.Duration
+	EventsPerJob int
+	// QuarantineFailures is how many attempts a node must fail to start within
+	// QuarantineWindow before it is closed for their GPU model.
+	QuarantineFailures int
+	QuarantineWindow   time.Duration
+}
+
+// DefaultPolicy is the documented default.
+func DefaultPolicy() Policy {
+	return Policy{
+		Tombstones: 30 * 24 * time.Hour, IdempotencyKeys: 7 * 24 * time.Hour, Events: 90 * 24 * time.Hour, EventsPerJob: 1000,
+		QuarantineFailures: 2, QuarantineWindow: 24 * time.Hour,
+	}
+}
 
 // Store is the open record. It is safe for concurrent use.
 type Store struct {
@@ -47,8 +62,12 @@ type Store struct {
 	hub   *notice.Hub
 	clock func() time.Time
 
-	mu   sync.Mutex
-	live map[string]*job.Job // what Live returned last, by id
+	policy Policy
+	closed atomic.Bool // a quarantine was written that the memory does not know
+
+	mu          sync.Mutex
+	live        map[string]*job.Job // what Live returned last, by id
+	quarantined map[string][]*orkv1.Quarantine
 }
 
 // Open opens or makes the record at path. Changes are published on hub.
@@ -61,8 +80,15 @@ func Open(ctx context.Context, path string, hub *notice.Hub, clock func() time.T
 	if err != nil {
 		return nil, err
 	}
-	return &Store{db: db, hub: hub, clock: clock}, nil
+	s := &Store{db: db, hub: hub, clock: clock, policy: DefaultPolicy()}
+	if err := s.loadQuarantined(ctx); err != nil {
+		return nil, errors.Join(err, db.Close())
+	}
+	return s, nil
 }
+
+// Keep sets the policy; call it before the store is used by several.
+func (s *Store) Keep(p Policy) { s.policy = p }
 
 // Close closes the file; calls after it fail.
 func (s *Store) Close() error { return s.db.Close() }
@@ -75,7 +101,17 @@ func (s *Store) read(ctx context.Context, f func(*sql.Tx) error) error {
 }
 
 func (s *Store) write(ctx context.Context, f func(*sql.Tx) error) error {
-	return storage(s.db.Write(ctx, f))
+	if err := storage(s.db.Write(ctx, f)); err != nil {
+		return err
+	}
+	if s.closed.Swap(false) {
+		if err := s.loadQuarantined(ctx); err != nil {
+			// What was written stands; the next write reads it again. Until then a
+			// node is open that should not be.
+			s.closed.Store(true)
+		}
+	}
+	return nil
 }
 
 // storage leaves errors that have a kind, which are the store's and the code's
@@ -112,15 +148,15 @@ func flag(b bool) int {
 }
 
 // Prune forgets tombstones, idempotency keys and revocations whose time is over,
-// and events beyond the bound. It is called now and then; skipping it loses nothing.
+// and events that are old or beyond the bound. It is called now and then; skipping it loses nothing.
 func (s *Store) Prune(ctx context.Context) error {
 	now := s.clock()
 	return s.write(ctx, func(tx *sql.Tx) error {
-		if _, err := tx.ExecContext(ctx, `DELETE FROM tombstones WHERE deleted_at < ?`, micros(now.Add(-TombstoneLife))); err != nil {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM tombstones WHERE deleted_at < ?`, micros(now.Add(-s.policy.Tombstones))); err != nil {
 			return err
 		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM idempotency WHERE created_at < ?
-			AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = idempotency.job_id)`, micros(now.Add(-keyLife))); err != nil {
+			AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = idempotency.job_id)`, micros(now.Add(-s.policy.IdempotencyKeys))); err != nil {
 			return err
 		}
 		for _, q := range []string{`DELETE FROM grant_floors WHERE until < ?`, `DELETE FROM void_certificates WHERE until < ?`} {
@@ -128,9 +164,15 @@ func (s *Store) Prune(ctx context.Context) error {
 				return err
 			}
 		}
+		if err := s.pruneStartFailures(ctx, tx, now); err != nil {
+			return err
+		}
+		if _, err := tx.ExecContext(ctx, `DELETE FROM events WHERE time < ?`, micros(now.Add(-s.policy.Events))); err != nil {
+			return err
+		}
 		_, err := tx.ExecContext(ctx, `DELETE FROM events WHERE sequence IN (
 			SELECT sequence FROM (SELECT sequence, row_number() OVER (PARTITION BY job_id ORDER BY sequence DESC) AS n FROM events)
-			WHERE n > ?)`, eventsKept)
+			WHERE n > ?)`, s.policy.EventsPerJob)
 		return err
 	})
 }

@@ -156,12 +156,58 @@ func TestADeletedJobIsRememberedForThirtyDays(t *testing.T) {
 	if !strings.Contains(said(), "was deleted at") {
 		t.Errorf("%s", said())
 	}
-	now = now.Add(TombstoneLife + time.Hour)
+	now = now.Add(DefaultPolicy().Tombstones + time.Hour)
 	if err := s.Prune(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	if !strings.Contains(said(), "no job has") {
 		t.Errorf("%s", said())
+	}
+}
+
+func TestEventsAreKeptForTheirTimeAndNumber(t *testing.T) {
+	t.Parallel()
+	now := time.Now()
+	s, err := Open(t.Context(), filepath.Join(t.TempDir(), "ork.db"), &notice.Hub{}, func() time.Time { return now })
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	p := DefaultPolicy()
+	p.Events, p.EventsPerJob = time.Hour, 3
+	s.Keep(p)
+	j := made(t, s, "x")
+	say := func(words string) {
+		if _, err := s.Update(t.Context(), j.ID, func(j *job.Job) (*job.Job, []job.Event, error) {
+			return j, []job.Event{{Message: words, Actor: "u"}}, nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	said := func() (all []string) {
+		if err := s.Prune(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		events, err := s.Events(t.Context(), j.ID, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			all = append(all, e.Message)
+		}
+		return all
+	}
+	for _, w := range []string{"a", "b", "c", "d"} {
+		say(w)
+	}
+	if got := said(); strings.Join(got, "") != "bcd" {
+		t.Errorf("the newest three of a job: %v", got)
+	}
+	now = now.Add(50 * time.Minute)
+	say("e")
+	now = now.Add(20 * time.Minute)
+	if got := said(); strings.Join(got, "") != "e" {
+		t.Errorf("those of the last hour: %v", got)
 	}
 }
 
