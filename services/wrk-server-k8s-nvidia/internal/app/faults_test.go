@@ -373,6 +373,9 @@ func TestWhatHasLostItsAnchorIsSweptAfterAWhile(t *testing.T) {
 	if err := d.admin.Core.ConfigMaps(namespace).Delete(ctx, attempt, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	if st := w.until(attempt, failed1); st.Reason != orkv1.Reason_REASON_VM_REMOVED || !strings.Contains(st.Message, "removed the ConfigMap "+attempt) {
+		t.Fatalf("what its owner reads: %v", st)
+	}
 	w.gone(attempt)
 	if left := d.left(t, of(attempt)); len(left) > 0 {
 		t.Fatalf("left %v", left)

@@ -49,6 +49,9 @@ var pools = map[string]string{
 	"foreign": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB", "pair": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"login": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "orphan": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"daemon": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "chaos": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"disk": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "vanish": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"drain": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "reject": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"leak": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB", "check": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
 

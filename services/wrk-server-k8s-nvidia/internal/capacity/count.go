@@ -64,6 +64,8 @@ type Node struct {
 	Schedulable bool
 	Message     string
 	Simulated   bool
+	// Missing: claims name it, and the rack has no such node any more.
+	Missing     bool
 	GPUs        map[string]*GPU // by model
 	Total, Free Need
 	FreePods    int64
@@ -94,6 +96,11 @@ func Count(in Input) *Rack {
 		n := countNode(node, use[node.Name], classes, in)
 		r.Simulated = r.Simulated && n.Simulated
 		r.Nodes[n.Name] = n
+	}
+	for name, u := range use {
+		if r.Nodes[name] == nil && len(u.claims) > 0 {
+			r.Nodes[name] = missingNode(name, u)
+		}
 	}
 	for _, n := range r.Nodes {
 		for _, g := range n.GPUs {
@@ -221,6 +228,29 @@ func countNode(node *corev1.Node, u *usage, classes classifier, in Input) *Node 
 	return n
 }
 
+// missingNode counts what is held on a node that is not there. That the API lost
+// the node says nothing of its machines: they may run on, and their GPUs with them.
+func missingNode(name string, u *usage) *Node {
+	n := &Node{Name: name, Missing: true, GPUs: map[string]*GPU{}}
+	held := 0
+	for attempt, c := range u.claims {
+		held += c.GPUs
+		if c.GPUs == 0 {
+			continue
+		}
+		g := n.GPUs[c.Model]
+		if g == nil {
+			g = &GPU{Model: c.Model, Resource: Resource(c.Model), Holders: map[string]int{}}
+			n.GPUs[c.Model] = g
+		}
+		g.Holders[attempt] = max(c.GPUs, u.gpus[g.Resource][attempt])
+		g.Held += g.Holders[attempt]
+		g.Total = g.Held
+	}
+	n.Message = fmt.Sprintf("the node is missing from the cluster; %d attempts hold %d GPUs there until the cluster has nothing left of them", len(u.claims), held)
+	return n
+}
+
 // countGPUs fills n.GPUs and gives notes for the node.
 func (n *Node) countGPUs(node *corev1.Node, u *usage, classes classifier) (notes []string) {
 	add := func(resource string) *GPU {
@@ -295,6 +325,8 @@ func (r *Rack) offer(n *Node, g *GPU) {
 	offerable := max(0, g.Healthy-g.Held)
 	stop := func(format string, a ...any) { offerable = 0; why = append(why, fmt.Sprintf(format, a...)) }
 	switch {
+	case n.Missing:
+		stop("the node is missing from the cluster")
 	case g.Degraded:
 		stop("the device plugin is not reporting: %d healthy while %d are in use", g.Healthy, g.podHeld)
 	case g.Healthy < g.Total:
@@ -303,7 +335,7 @@ func (r *Rack) offer(n *Node, g *GPU) {
 	if g.Forbidden {
 		stop("KubeVirt does not permit %s", g.Resource)
 	}
-	if !n.Schedulable {
+	if !n.Schedulable && !n.Missing {
 		stop("the node is not schedulable")
 	}
 	switch {

@@ -196,6 +196,28 @@ func TestOnlyWholeGPUsThatAreAllowedCount(t *testing.T) {
 	}
 }
 
+func TestANodeThatIsGoneKeepsWhatIsHeldOnIt(t *testing.T) {
+	t.Parallel()
+	r := Count(Input{
+		Nodes: []*corev1.Node{gpuNode("a")}, Permitted: listed, Entry: &orkv1.RackEntry{Id: "rk-1"},
+		Pods:   []*corev1.Pod{gpuPod("b", 2, "a-1"), gpuPod("c", 4, "")},
+		Claims: []Claim{holding("a-1", "b", 2), holding("a-2", "b", 3)},
+	})
+	n := r.Nodes["b"]
+	if n == nil || n.Schedulable || !strings.Contains(n.Message, "missing from the cluster; 2 attempts hold 5 GPUs") {
+		t.Fatalf("the missing node: %+v", n)
+	}
+	if g := n.GPUs[model]; g.Total != 5 || g.Held != 5 || g.Offerable != 0 || g.Healthy != 0 || g.Holders["a-1"] != 2 || g.Holders["a-2"] != 3 {
+		t.Fatalf("what it holds: %+v", g)
+	}
+	if r.Nodes["c"] != nil {
+		t.Error("a node that is not the rack's and holds nothing of it is counted")
+	}
+	if r.Granted != 5 || r.Nodes["a"].GPUs[model].Offerable != 8 {
+		t.Errorf("the rest: %+v", r.Nodes["a"].GPUs[model])
+	}
+}
+
 func TestWhyANodeTakesNothing(t *testing.T) {
 	t.Parallel()
 	tolerations := []corev1.Toleration{{Key: "gpu", Operator: corev1.TolerationOpExists}}

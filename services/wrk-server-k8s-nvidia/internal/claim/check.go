@@ -41,7 +41,7 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 		s := sums[n.Node]
 		if s == nil {
 			node := rack.Nodes[n.Node]
-			if node == nil {
+			if node == nil || node.Missing {
 				return refuse(orkv1.Reason_REASON_CLAIM_REFUSED, "node %s is not in this rack", n.Node)
 			}
 			s = &sum{node: node}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubevirt "kubevirt.io/api/core/v1"
 	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
@@ -15,6 +16,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/claim"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/cluster"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/label"
 )
 
 // pass is one look at an attempt that is to exist.
@@ -29,7 +31,9 @@ type pass struct {
 	found struct{ disks, vmis []finding }
 	// since when the nodes of running machines are not heard of
 	unreachable time.Time
-	draining    string
+	// since when the root disk of a machine is known to be deleted
+	diskLost time.Time
+	draining string
 }
 
 // build makes what is missing and judges what is there.
@@ -125,6 +129,9 @@ func (p *pass) look(ctx context.Context, making bool) {
 			continue
 		}
 		p.disks[k] = dv
+		if p.vmis[k] != nil && p.lostDisk(ctx, k, dv) {
+			continue
+		}
 		if dv == nil {
 			ready = false
 			continue
@@ -138,7 +145,7 @@ func (p *pass) look(ctx context.Context, making bool) {
 		if vmi == nil {
 			name := VMIName(a.rec.AttemptID, k)
 			if _, seen := a.vmis[name]; seen && p.err == nil {
-				p.failed(failure(orkv1.Reason_REASON_VM_FAILED, "virtual machine %s was removed from the cluster by somebody else", name))
+				p.failed(failure(orkv1.Reason_REASON_VM_REMOVED, "virtual machine %s was removed from the cluster by somebody else", name))
 				a.see(p.now, keyVMI(k), finding{state: stateGone, stage: "gone"})
 				continue
 			}
@@ -172,8 +179,52 @@ func (p *pass) remember(vmi *kubevirt.VirtualMachineInstance) {
 		p.a.vmis[vmi.Name] = vmi.UID
 		p.a.unsaved = true
 	case known != vmi.UID:
-		p.failed(failure(orkv1.Reason_REASON_VM_FAILED, "virtual machine %s was replaced by somebody else", vmi.Name))
+		p.failed(failure(orkv1.Reason_REASON_VM_REMOVED, "virtual machine %s was replaced by somebody else", vmi.Name))
 	}
+}
+
+// diskLostWords tell who reads them while there is still something to save.
+const diskLostWords = "somebody else deleted the root disk: what is on it is lost when the VM stops, copy it away before that"
+
+// lostDisk notices that the root disk under a machine was deleted by somebody
+// else. The machine keeps it until it stops, so a running one goes on and its
+// users are told; one that has not begun cannot begin.
+func (p *pass) lostDisk(ctx context.Context, k int, dv *cdi.DataVolume) bool {
+	key, name := keyDisk(k), DiskName(p.a.rec.JobID, p.a.rec.ReplicaIndex, k)
+	if t := p.a.tracks[key]; dv == nil && (t == nil || t.stage != stageLost) {
+		callCtx, cancel := context.WithTimeout(ctx, callTimeout)
+		defer cancel()
+		_, err := p.e.o.Client.CDI.DataVolumes(p.e.o.Client.Namespace).Get(callCtx, name, metav1.GetOptions{})
+		if !apierrors.IsNotFound(err) {
+			if err != nil {
+				p.err = errors.Join(p.err, fmt.Errorf("read DataVolume %s: %w", name, err))
+			}
+			return false // the view is behind, or nothing is known
+		}
+	}
+	if dv != nil && dv.DeletionTimestamp == nil {
+		if pvc, ok := p.e.o.View.Volume(name); !ok || pvc.DeletionTimestamp == nil {
+			return false
+		}
+	}
+	p.found.disks[k] = finding{state: stateGone, stage: stageLost, words: diskLostWords}
+	t := p.a.see(p.now, key, p.found.disks[k])
+	switch p.vmis[k].Status.Phase {
+	case kubevirt.Scheduled, kubevirt.Running:
+		if p.diskLost.IsZero() || t.since.Before(p.diskLost) {
+			p.diskLost = t.since
+		}
+	case kubevirt.Succeeded, kubevirt.Failed: // how it ended says more
+	default:
+		p.failed(p.on(k, failure(orkv1.Reason_REASON_VM_REMOVED, "somebody else deleted the root disk %s before its VM had started", name)))
+	}
+	return true
+}
+
+// diskDone says that no import keeps the k-th machine waiting.
+func (p *pass) diskDone(k int) bool {
+	f := p.found.disks[k]
+	return p.disks[k] == nil || f.state == stateReady || f.stage == stageLost
 }
 
 // judgeDisk judges what the view shows; a verdict that only time led to is
@@ -184,6 +235,10 @@ func (p *pass) judgeDisk(ctx context.Context, k int, dv *cdi.DataVolume) finding
 		f := judgeDisk(dv, p.a.clock(p.now, key), p.e.s.Deadlines, p.vmis[k] != nil)
 		t := p.a.see(p.now, key, f)
 		f = judgeDisk(dv, t.clock(p.now), p.e.s.Deadlines, p.vmis[k] != nil)
+		if n := p.a.rec.AttemptNumber; n > 1 && dv.Annotations[label.MadeFor] == fmt.Sprint(n) {
+			f.words = joinWords(f.words, "a new disk: none of an earlier attempt was here")
+			p.a.see(p.now, key, f)
+		}
 		if f.fail == nil {
 			return f
 		}
@@ -206,20 +261,16 @@ func (p *pass) judgeDisk(ctx context.Context, k int, dv *cdi.DataVolume) finding
 
 func (p *pass) judgeMachine(ctx context.Context, k int, vmi *kubevirt.VirtualMachineInstance) {
 	key, gpus := keyVMI(k), p.a.rec.Nodes[k].GPUs
-	diskReady := p.disks[k] == nil || p.found.disks[k].state == stateReady
+	diskReady := p.diskDone(k)
 	for live := false; ; live = true {
 		if o := ended(vmi); o != nil {
-			if o.GuestSucceeded {
-				who, err := p.e.removedByOthers(ctx, vmi)
-				if err != nil {
-					// Success is written once: not before the cluster was asked.
-					p.err = errors.Join(p.err, err)
-					p.found.vmis[k] = finding{state: stateWaiting, words: string(vmi.Status.Phase), stage: "ended"}
-					return
-				}
-				if who != "" {
-					o.GuestSucceeded, o.Reason, o.Message = false, orkv1.Reason_REASON_VM_FAILED, who
-				}
+			t := p.a.see(p.now, key, finding{state: stateWaiting, words: string(vmi.Status.Phase), stage: "ended"})
+			told, err := p.explainEnd(ctx, vmi, o, p.now.Sub(t.since))
+			if err != nil || !told {
+				// An end is written once: not before the cluster was asked for its cause.
+				p.err = errors.Join(p.err, err)
+				p.found.vmis[k] = finding{state: stateWaiting, words: string(vmi.Status.Phase), stage: "ended"}
+				return
 			}
 			p.found.vmis[k] = finding{state: stateFailed, words: joinWords(string(vmi.Status.Phase), lastWords(vmi)), stage: "ended"}
 			if o.GuestSucceeded {
@@ -263,6 +314,9 @@ func (p *pass) watchNode(k int, vmi *kubevirt.VirtualMachineInstance) {
 	if draining(vmi) {
 		t := p.a.see(p.now, fmt.Sprintf("drain/%d", k), finding{stage: "draining"})
 		p.draining = fmt.Sprintf("node %s is being drained since %s", name, t.since.UTC().Format("15:04:05Z"))
+		if d := p.e.s.Deadlines.Eviction; d > 0 {
+			p.draining += fmt.Sprintf("; the VM is stopped at %s so that the drain can go on, its root disk stays", t.since.Add(d).UTC().Format("15:04:05Z"))
+		}
 		if d := p.e.s.Deadlines.Eviction; d > 0 && p.now.Sub(t.since) > d {
 			p.failed(failure(orkv1.Reason_REASON_DRAINED, "node %s was drained and the time for it, %s, is over", name, d))
 		}
@@ -320,7 +374,7 @@ func (p *pass) settled() bool {
 func (p *pass) phase() workerv1.AttemptPhase {
 	ready, booting, scheduling := 0, 0, 0
 	for k := range p.a.rec.Nodes {
-		if f := p.found.disks[k]; f.state != stateReady && p.found.vmis[k].state != stateReady && p.disks[k] != nil {
+		if !p.diskDone(k) && p.found.vmis[k].state != stateReady {
 			return workerv1.AttemptPhase_ATTEMPT_PHASE_IMPORTING
 		}
 		vmi := p.vmis[k]

@@ -82,6 +82,7 @@ type attempt struct {
 	rec        *claim.Record
 	anchor     types.UID
 	anchorGone bool
+	robbed     bool // somebody else removed the anchor
 	intent     *claim.Intent
 	outcome    *claim.Outcome
 	vmis       map[string]types.UID
@@ -379,8 +380,13 @@ func (e *Engine) reconcile(ctx context.Context, id string) (time.Duration, error
 	if !e.o.Active() || !e.o.Answers() {
 		return pace, nil
 	}
-	if err := e.checkAnchor(ctx, a); err != nil {
+	if noticed, err := e.checkAnchor(ctx, a); err != nil {
 		return pace, err
+	} else if noticed {
+		// Said before anything is done about it, so that why it ends is known
+		// before its end is.
+		e.publishDeleting(a, "")
+		return pace, nil
 	}
 	if a.intent != nil && a.intent.Delete {
 		return e.takeDown(ctx, a)

@@ -53,28 +53,31 @@ func (a *attempt) belongs(kind string, o metav1.Object) error {
 }
 
 // checkAnchor notices that the anchor has gone without us. What hangs on it is
-// then taken down: the garbage collector has begun to.
-func (e *Engine) checkAnchor(ctx context.Context, a *attempt) error {
+// then taken down: the garbage collector has begun to. It answers true when it
+// has noticed just now.
+func (e *Engine) checkAnchor(ctx context.Context, a *attempt) (bool, error) {
 	if a.anchorGone {
-		return nil
+		return false, nil
 	}
 	if cm, ok := e.o.View.Anchor(a.rec.AttemptID); ok && cm.UID == a.anchor && cm.DeletionTimestamp == nil {
-		return nil
+		return false, nil
 	}
 	cm, err := e.liveAnchor(ctx, a.rec.AttemptID)
 	switch {
 	case err != nil:
-		return err
+		return false, err
 	case cm == nil || cm.UID != a.anchor:
 		a.anchorGone = true
 	case cm.DeletionTimestamp == nil:
-		return nil
+		return false, nil
 	}
-	if a.intent == nil || !a.intent.Delete {
-		e.o.Log.Warn("the anchor was removed by somebody else, taking the attempt down", "attempt", a.rec.AttemptID)
-		a.intent = &claim.Intent{Delete: true, Reason: orkv1.Reason_REASON_UNSPECIFIED, At: e.o.Now()}
+	if a.intent != nil && a.intent.Delete {
+		return false, nil
 	}
-	return nil
+	e.o.Log.Warn("the anchor was removed by somebody else, taking the attempt down", "attempt", a.rec.AttemptID)
+	a.intent = &claim.Intent{Delete: true, Reason: orkv1.Reason_REASON_VM_REMOVED, At: e.o.Now()}
+	a.robbed = true
+	return true, nil
 }
 
 // ensureSecret makes the k-th seed. It answers errWaiting when the seed is not
@@ -209,28 +212,6 @@ func (e *Engine) liveMachine(ctx context.Context, a *attempt, name string) (*kub
 		return nil, fmt.Errorf("read VirtualMachineInstance %s: %w", name, err)
 	}
 	return vmi, a.belongs("VirtualMachineInstance", vmi)
-}
-
-// removedByOthers tells why a machine whose final phase is Succeeded was no
-// success of its guest: somebody deleted it or its launcher pod (a drain does
-// that), and the guest was merely shut down in order. Empty when the guest ended
-// by itself; its completed pod then still stands.
-func (e *Engine) removedByOthers(ctx context.Context, vmi *kubevirt.VirtualMachineInstance) (string, error) {
-	if vmi.DeletionTimestamp != nil {
-		return vmi.Name + " was deleted by somebody else", nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	pods, err := e.o.Client.Core.Pods(e.o.Client.Namespace).List(ctx, metav1.ListOptions{LabelSelector: label.KubeVirtCreatedBy + "=" + string(vmi.UID), Limit: 10})
-	if err != nil {
-		return "", fmt.Errorf("list the pods of %s: %w", vmi.Name, err)
-	}
-	for i := range pods.Items {
-		if pods.Items[i].DeletionTimestamp == nil {
-			return "", nil
-		}
-	}
-	return "the pod of " + vmi.Name + " was deleted by somebody else, by a drain of its node for example", nil
 }
 
 func (e *Engine) createMachine(ctx context.Context, a *attempt, k int) (*kubevirt.VirtualMachineInstance, error) {

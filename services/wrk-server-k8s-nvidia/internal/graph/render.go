@@ -183,7 +183,7 @@ func (s *Settings) Disk(rec *claim.Record, k int) *cdi.DataVolume {
 		m := corev1.PersistentVolumeMode(s.VolumeMode)
 		storage.VolumeMode = &m
 	}
-	a := map[string]string{label.Image: rec.Image}
+	a := map[string]string{label.Image: rec.Image, label.MadeFor: strconv.FormatUint(uint64(rec.AttemptNumber), 10)}
 	maps.Copy(a, annotations(rec))
 	return &cdi.DataVolume{
 		ObjectMeta: metav1.ObjectMeta{Name: DiskName(rec.JobID, rec.ReplicaIndex, k), Labels: s.jobLabels(rec), Annotations: a},

@@ -63,7 +63,7 @@ func DefaultDeadlines() Deadlines {
 	return Deadlines{
 		Seed: 2 * time.Minute, Bound: 5 * time.Minute, ImportIdle: 10 * time.Minute, Import: time.Hour,
 		Pending: 2 * time.Minute, Scheduling: 5 * time.Minute, Scheduled: 6 * time.Minute, ScheduledLarge: 15 * time.Minute,
-		Deletion: 10 * time.Minute, Orphan: 10 * time.Minute,
+		Deletion: 10 * time.Minute, Eviction: 5 * time.Minute, Orphan: 10 * time.Minute,
 	}
 }
 

@@ -74,11 +74,18 @@ func (e *Engine) overlay(a *attempt, st *workerv1.AttemptStatus) {
 		st.GuestSucceeded = a.outcome.GuestSucceeded
 	}
 	if a.intent != nil && a.intent.Delete {
-		st.Phase, st.Reason, st.Message = workerv1.AttemptPhase_ATTEMPT_PHASE_DELETING, a.intent.Reason, "is being removed"
-		if a.anchorGone {
-			st.Message = "its anchor was removed by somebody else"
+		switch {
+		case !a.robbed:
+			st.Phase, st.Reason, st.Message = workerv1.AttemptPhase_ATTEMPT_PHASE_DELETING, a.intent.Reason, "is being removed"
+		case a.outcome == nil:
+			// An end that nobody asked for: the orchestrator is to read why.
+			st.Phase, st.Reason, st.Message = workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED, a.intent.Reason, anchorRemoved(a)
 		}
 	}
+}
+
+func anchorRemoved(a *attempt) string {
+	return fmt.Sprintf("somebody else removed the ConfigMap %s, which is its claim on GPUs: its VM is taken down", a.rec.AttemptID)
 }
 
 // publish stores the status of a pass.
@@ -117,6 +124,10 @@ func (e *Engine) publish(a *attempt, p *pass) {
 	if p.draining != "" {
 		st.Reason, st.Message = orkv1.Reason_REASON_DRAINED, p.draining
 	}
+	if !p.diskLost.IsZero() {
+		st.DiskLostSince = timestamppb.New(p.diskLost)
+		st.Message = cluster.Wordsf("%s", joinWords(diskLostWords, st.Message))
+	}
 	if !p.unreachable.IsZero() {
 		st.UnreachableSince = timestamppb.New(p.unreachable)
 		if st.Message == "" {
@@ -132,7 +143,10 @@ func (e *Engine) publish(a *attempt, p *pass) {
 func (e *Engine) publishDeleting(a *attempt, words string) {
 	st := e.bareStatus(a)
 	e.overlay(a, st)
-	if words != "" {
+	switch {
+	case words != "" && a.robbed:
+		st.Message = cluster.Wordsf("%s; waits for %s", st.Message, words)
+	case words != "":
 		st.Message = cluster.Wordsf("waits for %s", words)
 	}
 	a.status.Store(st)

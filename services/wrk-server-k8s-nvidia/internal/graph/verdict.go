@@ -26,6 +26,9 @@ const (
 	stateGone     = "gone"
 )
 
+// stageLost is the stage of a root disk that somebody else deleted.
+const stageLost = "lost"
+
 // nodeUnresponsive is virt-controller's reason for a machine whose node is lost.
 const nodeUnresponsive = "NodeUnresponsive"
 
@@ -77,6 +80,11 @@ var (
 		"larger than the reported available storage", "failed to find vm disk image", "unable to convert",
 		"checksumerror", "invalid format for qcow", "larger than available size",
 	}
+	noClass = []string{
+		"no storage class", "no storageclass", "missing storage class", "unable to find storage class", "no default storage class",
+		"storageclass.storage.k8s.io", "no accessmode defined", "accessmodes set on storageprofile", "accessmodes are not specified",
+	}
+	noScratch      = []string{"scratch space required and none found", "scratchspace"}
 	storageRefused = []string{"errclaimnotvalid", "errincompatiblepvc", "claimmisbound", "errclaimlost", "claimlost"}
 )
 
@@ -134,19 +142,24 @@ func judgeDisk(dv *cdi.DataVolume, c clock, d Deadlines, machineWaits bool) find
 		f.fail = failure(orkv1.Reason_REASON_IMAGE_UNAVAILABLE, "the disk import failed: %s", orUnknown(last))
 		return f
 	}
-	if contains(all, storageRefused) {
+	refused := func(format string) finding {
 		f.state, f.stage = stateFailed, "storage"
-		f.fail = failure(orkv1.Reason_REASON_CLUSTER_REFUSED, "the cluster's storage refuses the root disk: %s", all)
+		f.fail = failure(orkv1.Reason_REASON_CLUSTER_REFUSED, format, all)
 		return f
 	}
-	if strings.Contains(strings.ToLower(all), "scratch space required and none found") {
-		f.state, f.stage = stateFailed, "storage"
-		f.fail = failure(orkv1.Reason_REASON_CLUSTER_REFUSED, "the cluster has no scratch space for imports: %s", all)
-		return f
+	switch {
+	case contains(all, noClass):
+		return refused("the cluster has no storage class that suits the root disk, set storage_class of the rack's worker or a default class: %s")
+	case contains(all, noScratch):
+		return refused("the cluster has no scratch space for imports, set scratchSpaceStorageClass in the CDI object: %s")
+	case contains(all, storageRefused):
+		return refused("the cluster's storage refuses the root disk: %s")
+	case strings.Contains(strings.ToLower(all), "oomkilled") && dv.Status.RestartCount >= 2:
+		return refused("the importer ran out of memory twice, raise podResourceRequirements in the CDI object: %s")
 	}
 	if contains(all, imageUnusable) {
 		f.state, f.stage = stateFailed, "image"
-		f.fail = failure(orkv1.Reason_REASON_IMAGE_UNAVAILABLE, "the image is unusable: %s", all)
+		f.fail = failure(orkv1.Reason_REASON_IMAGE_UNAVAILABLE, "%s: %s", orText(tooSmall(all), "the image is unusable"), all)
 		return f
 	}
 	if contains(all, pullTrouble) {
@@ -200,6 +213,18 @@ var passing = []string{
 	"failed calling webhook", "object has been modified", "service unavailable",
 }
 
+// refusalRemedy is what to do about KubeVirt's words of a pod that it does not make.
+func refusalRemedy(words string) string {
+	switch {
+	case strings.Contains(words, "not permitted in permittedHostDevices"):
+		return "add the device to permittedHostDevices of the KubeVirt object, by the name that the nodes advertise"
+	case strings.Contains(words, "violates PodSecurity"), strings.Contains(words, "needs a privileged namespace"):
+		return "the namespace must allow the baseline level of pod security"
+	default:
+		return ""
+	}
+}
+
 // judgeVMI gives a verdict on a virtual machine that is not in a final phase.
 // diskReady is false while its disk is still being made.
 func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus int, diskReady bool) finding {
@@ -224,7 +249,7 @@ func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus i
 		if synchronized != nil && synchronized.Status == corev1.ConditionFalse && synchronized.Reason == "FailedCreate" {
 			if !contains(synchronized.Message, passing) {
 				f.state = stateFailed
-				f.fail = failure(orkv1.Reason_REASON_CLUSTER_REFUSED, "the cluster refuses the virtual machine: %s", synchronized.Message)
+				f.fail = failure(orkv1.Reason_REASON_CLUSTER_REFUSED, "the cluster refuses the virtual machine: %s", joinWords(synchronized.Message, refusalRemedy(synchronized.Message)))
 				return f
 			}
 		}
@@ -245,6 +270,10 @@ func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus i
 		}
 	case kubevirt.Scheduled:
 		f.deadline = d.scheduled(gpus)
+		if f.trouble = contains(said, deviceTrouble); f.trouble && c.troubled > patience {
+			f.fail = failure(orkv1.Reason_REASON_VM_FAILED, "%s: %s", remedy(said, vmi.Status.NodeName), said)
+			break
+		}
 		if c.inStage > f.deadline {
 			f.timed = true
 			f.fail = failure(orkv1.Reason_REASON_DEADLINE, "the virtual machine does not start on node %s after %s: %s", vmi.Status.NodeName, f.deadline, orUnknown(said))
@@ -315,9 +344,11 @@ func joinWords(a, b string) string {
 	}
 }
 
-func orUnknown(s string) string {
+func orUnknown(s string) string { return orText(s, "the cluster gives no reason") }
+
+func orText(s, other string) string {
 	if s == "" {
-		return "the cluster gives no reason"
+		return other
 	}
 	return s
 }

@@ -33,6 +33,8 @@ const (
 	JobName  = "cosmicac.dev/job-name"
 	SpecHash = "cosmicac.dev/spec-hash"
 	Image    = "cosmicac.dev/image"
+	// MadeFor is the number of the attempt for which a root disk was made.
+	MadeFor = "cosmicac.dev/made-for-attempt"
 )
 
 // Labels of KubeVirt that are read.

@@ -47,16 +47,10 @@ const (
 	AgentInference Agent = "cosmicac-wrk-agent-inference"
 )
 
-// networkData asks for an address on every interface with an ordinary name.
-const networkData = `version: 2
-ethernets:
-  default:
-    match:
-      name: "e*"
-    dhcp4: true
-`
-
-// Render gives the Secret's content for one virtual machine.
+// Render gives the Secret's content for one virtual machine. Its network data is
+// empty: the image then asks for an address on its first interface in its own
+// way. A match by name, which an interface without a known address would need, is
+// understood by netplan alone and leaves every other image without a network.
 func Render(s *agentv1.Seed, agent Agent, hostname string) (map[string][]byte, error) {
 	document, err := Document(s)
 	if err != nil {
@@ -80,7 +74,7 @@ func Render(s *agentv1.Seed, agent Agent, hostname string) (map[string][]byte, e
 	if b.Len() > MaximumUserData {
 		return nil, fmt.Errorf("the seed takes %d bytes as user data, at most %d are possible: shorten the start script or the environment", b.Len(), MaximumUserData)
 	}
-	return map[string][]byte{KeyUserData: []byte(b.String()), KeyNetworkData: []byte(networkData)}, nil
+	return map[string][]byte{KeyUserData: []byte(b.String()), KeyNetworkData: {}}, nil
 }
 
 // Document is the seed as protobuf JSON with the names of the wire file, on

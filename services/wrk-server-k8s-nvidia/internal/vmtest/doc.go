@@ -1,0 +1,4 @@
+// Package vmtest proves the agent's way in with a real virtual machine: what the
+// worker renders, put into qemu as KubeVirt would, must bring an agent into a
+// mesh. It holds tests only; `make test-vm` runs them.
+package vmtest
