@@ -19,6 +19,7 @@ type RackEntry struct {
 	Key           string   `json:"key" doc:"The worker's key; empty where it was not asked for"`
 	AllowedModels []string `json:"allowed_models" doc:"Empty allows every model"`
 	MaximumGPUs   uint32   `json:"maximum_gpus" doc:"0 for no bound"`
+	BoardCounts   []uint32 `json:"board_gpu_counts" doc:"GPUs that a VM may take of an NVSwitch board; empty for 1 or all"`
 	Cordoned      bool     `json:"cordoned"`
 	Type          string   `json:"type" doc:"What kind of worker it has"`
 	// Drain fields are null while the rack is not drained.
@@ -71,7 +72,7 @@ type Node struct {
 
 func entry(e *orkv1.RackEntry) RackEntry {
 	return RackEntry{ID: e.GetId(), Location: e.GetLocation(), Key: e.GetKey(), AllowedModels: texts(e.GetAllowedModels()),
-		MaximumGPUs: e.GetMaximumGpus(), Cordoned: e.GetCordoned(), Type: e.GetType(), DrainSince: stamp(e.GetDrainSince()), DrainDeadline: stamp(e.GetDrainDeadline())}
+		MaximumGPUs: e.GetMaximumGpus(), BoardCounts: append([]uint32{}, e.GetBoardGpuCounts()...), Cordoned: e.GetCordoned(), Type: e.GetType(), DrainSince: stamp(e.GetDrainSince()), DrainDeadline: stamp(e.GetDrainDeadline())}
 }
 
 // racks lists every rack as the caller may see it: whose attempts hold GPUs is not
@@ -145,58 +146,6 @@ func (s *Server) listNodes(ctx context.Context, _ *struct{}) (*nodesOutput, erro
 	return out, err
 }
 
-// AvailableGPU is what there is of one model in one location. Nothing is stored:
-// it is a sum over what workers report now.
-type AvailableGPU struct {
-	Model                string `json:"model"`
-	Location             string `json:"location"`
-	Total                uint32 `json:"total"`
-	Held                 uint32 `json:"held"`
-	Offerable            uint32 `json:"offerable"`
-	LargestNodeOfferable uint32 `json:"largest_node_offerable" doc:"The most that one node offers: more needs several nodes"`
-}
-
-type gpusOutput struct {
-	Body struct {
-		GPUs []AvailableGPU `json:"gpus"`
-	}
-}
-
-func (s *Server) listGPUs(ctx context.Context, _ *struct{}) (*gpusOutput, error) {
-	racks, err := s.racks(ctx, &orkv1.ListRacksRequest{})
-	if err != nil {
-		return nil, err
-	}
-	type place struct{ location, model string }
-	sums := map[place]*AvailableGPU{}
-	for _, r := range racks {
-		for _, n := range r.Nodes {
-			for _, g := range n.GPUs {
-				at := place{r.Location, g.Model}
-				if sums[at] == nil {
-					sums[at] = &AvailableGPU{Model: g.Model, Location: r.Location}
-				}
-				sum := sums[at]
-				sum.Total += g.Total
-				sum.Held += g.Held
-				if r.Connected && !r.Cordoned {
-					sum.Offerable += g.Offerable
-					sum.LargestNodeOfferable = max(sum.LargestNodeOfferable, g.Offerable)
-				}
-			}
-		}
-	}
-	out := &gpusOutput{}
-	out.Body.GPUs = []AvailableGPU{}
-	for _, sum := range sums {
-		out.Body.GPUs = append(out.Body.GPUs, *sum)
-	}
-	slices.SortFunc(out.Body.GPUs, func(a, b AvailableGPU) int {
-		return cmp.Or(cmp.Compare(a.Location, b.Location), cmp.Compare(a.Model, b.Model))
-	})
-	return out, nil
-}
-
 // Location is a place that has a rack.
 type Location struct {
 	Code string `json:"code"`
@@ -249,6 +198,7 @@ type putRackInput struct {
 		Key           string   `json:"key" maxLength:"256" doc:"The worker's peer id or 64 hex digits"`
 		AllowedModels []string `json:"allowed_models,omitempty" maxItems:"256"`
 		MaximumGPUs   uint32   `json:"maximum_gpus,omitempty" maximum:"4294967295"`
+		BoardCounts   []uint32 `json:"board_gpu_counts,omitempty" maxItems:"16" doc:"GPUs that a VM may take of an NVSwitch board, as its partitions are known, ascending; empty for 1 or all"`
 		Type          string   `json:"type,omitempty" maxLength:"40" doc:"A word like server-k8s-nvidia, which is meant when it is left out"`
 		Cordoned      *bool    `json:"cordoned,omitempty" doc:"Stays as it is when left out"`
 	}
@@ -266,7 +216,7 @@ func (s *Server) putRack(ctx context.Context, in *putRackInput) (*rackEntryOutpu
 			With(fault.Detail{Field: "key", Rule: "must be a peer id or 64 hex digits of an ed25519 public key"})
 	}
 	wanted := &orkv1.RackEntry{Id: in.ID, Location: strings.ToLower(in.Body.Location), Key: key.String(),
-		AllowedModels: in.Body.AllowedModels, MaximumGpus: in.Body.MaximumGPUs, Type: in.Body.Type}
+		AllowedModels: in.Body.AllowedModels, MaximumGpus: in.Body.MaximumGPUs, BoardGpuCounts: in.Body.BoardCounts, Type: in.Body.Type}
 	if in.Body.Cordoned != nil {
 		wanted.Cordoned = *in.Body.Cordoned
 	} else {

@@ -21,6 +21,7 @@ type fakeOrk struct {
 	orkv1.UnimplementedRacksServer
 	orkv1.UnimplementedEndpointsServer
 	orkv1.UnimplementedRevocationsServer
+	orkv1.UnimplementedQuotasServer
 
 	mu       sync.Mutex
 	jobs     map[string]*orkv1.Job
@@ -35,11 +36,14 @@ type fakeOrk struct {
 	// floors are by user and project; highest is at least the highest of them.
 	floors  map[[2]string]uint64
 	highest uint64
+	// quotas are by project; plan is the answer to dry runs.
+	quotas map[string]*orkv1.ProjectQuota
+	plan   *orkv1.JobPlan
 }
 
 func newFakeOrk() *fakeOrk {
 	return &fakeOrk{jobs: map[string]*orkv1.Job{}, byKey: map[string]string{}, racks: map[string]*orkv1.Rack{},
-		watchers: map[chan *orkv1.WatchJobsResponse]struct{}{}, floors: map[[2]string]uint64{}}
+		watchers: map[chan *orkv1.WatchJobsResponse]struct{}{}, floors: map[[2]string]uint64{}, quotas: map[string]*orkv1.ProjectQuota{}}
 }
 
 func (f *fakeOrk) register(to grpc.ServiceRegistrar) {
@@ -47,6 +51,7 @@ func (f *fakeOrk) register(to grpc.ServiceRegistrar) {
 	orkv1.RegisterRacksServer(to, f)
 	orkv1.RegisterEndpointsServer(to, f)
 	orkv1.RegisterRevocationsServer(to, f)
+	orkv1.RegisterQuotasServer(to, f)
 }
 
 func (f *fakeOrk) PutGrantFloors(_ context.Context, r *orkv1.PutGrantFloorsRequest) (*orkv1.PutGrantFloorsResponse, error) {
@@ -95,8 +100,9 @@ func (f *fakeOrk) CreateJob(ctx context.Context, r *orkv1.CreateJobRequest) (*or
 		return nil, fault.ToGRPC(fault.New(fault.Invalid, "the job cannot be created").With(details...))
 	}
 	if r.GetDryRun() {
-		return &orkv1.CreateJobResponse{Job: &orkv1.Job{Spec: r.GetSpec()}}, nil
+		return &orkv1.CreateJobResponse{Job: &orkv1.Job{Spec: r.GetSpec()}, Plan: f.plan}, nil
 	}
+	f.keep(r.GetQuota())
 	key := r.GetOwner().GetProjectId() + "/" + r.GetIdempotencyKey()
 	if known := f.byKey[key]; known != "" {
 		return &orkv1.CreateJobResponse{Job: proto.Clone(f.jobs[known]).(*orkv1.Job), Existed: true}, nil

@@ -34,6 +34,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/app-node/internal/grants"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/orchestrator"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/peers"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/quotas"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/store"
 )
 
@@ -204,10 +205,12 @@ func newLab(t *testing.T, set ...func(*api.Options)) *lab {
 	ork := orchestrator.NewClient(connect, 2*time.Second, nil)
 	l.revocations = grants.NewRevocations(l.store, ork.PutGrantFloors, log.Named("revocations"))
 	group.Go(func() { _ = l.revocations.Run(running) })
+	teller := quotas.NewTeller(l.store, ork.PutQuotas, log.Named("quotas"))
+	group.Go(func() { _ = teller.Run(running) })
 	members := func() []*meshv1.Member { return l.network.Roster().GetMembers() }
 	options := api.Options{
 		Store: l.store, Accounts: l.accounts, Keys: l.keys, Catalogue: catalogue.New(l.store, prices()),
-		Ork: ork, Watch: watch,
+		Ork: ork, Watch: watch, Quotas: teller,
 		Grants: &grants.Signer{Key: l.key, Network: l.network, Now: l.clock.Now, Validity: 12 * time.Hour},
 		Fleet: fleet.New(fleet.Options{Node: noMesh{l.key.ID()}, Members: members, Now: l.clock.Now, Timeout: time.Second,
 			Own: func() []*meshv1.Warning { return []*meshv1.Warning{{Code: "roster_expires", Severity: "warning"}} }}),

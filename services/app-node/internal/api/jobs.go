@@ -15,6 +15,7 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/catalogue"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/grants"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/quotas"
 )
 
 // JobRequest is what a user asks for. The orchestrator checks it and answers with
@@ -37,6 +38,8 @@ type JobRequest struct {
 	Environment          map[string]string `json:"environment,omitempty"`
 	StartScript          string            `json:"start_script,omitempty"`
 	SSHAuthorizedKeys    []string          `json:"ssh_authorized_keys,omitempty"`
+	Placement            string            `json:"placement,omitempty" enum:"pack,spread" doc:"pack (when left out) fills nodes up, spread keeps replicas apart"`
+	Priority             int32             `json:"priority,omitempty" minimum:"-100" maximum:"100" doc:"Higher goes first in the queue; above 0 for administrators"`
 	MaxDurationSeconds   int64             `json:"max_duration_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"0 for none"`
 	CostLimitCents       uint64            `json:"cost_limit_cents,omitempty" maximum:"9007199254740991" doc:"0 for none; needs a price of the GPU model"`
 	IdleStopSeconds      int64             `json:"idle_stop_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"Stop after so long without GPU use and without a shell; 0 for never; for GPU containers"`
@@ -70,18 +73,11 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*jobOutput,
 		return nil, fault.New(fault.Invalid, "the idempotency key is not valid").
 			With(fault.Detail{Field: "header.Idempotency-Key", Rule: "must have 1 to 128 printable ASCII characters"})
 	}
-	spec, problems, err := s.spec(ctx, in.Body)
+	request, err := s.request(ctx, in.Body)
 	if err != nil {
 		return nil, err
 	}
-	p := caller(ctx)
-	request := &orkv1.CreateJobRequest{Spec: spec, Owner: &orkv1.Owner{ProjectId: p.Personal(), UserId: p.User.ID}, IdempotencyKey: key}
-	if cents, currency, known := s.Catalogue.Price(spec.GetGpu().GetModel()); known {
-		request.Price = &orkv1.Price{CentsPerGpuHour: cents, Currency: currency}
-	}
-	if problems != nil {
-		return nil, s.everyProblem(ctx, request, problems)
-	}
+	request.IdempotencyKey = key
 	answer, err := s.Ork.CreateJob(ctx, request)
 	if err != nil {
 		return nil, err
@@ -93,6 +89,31 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*jobOutput,
 		out.Replayed = "true"
 	}
 	return out, nil
+}
+
+// request is what the orchestrator is asked for: the job in its words, whose it is,
+// and what app-node knows of price and quota.
+func (s *Server) request(ctx context.Context, r JobRequest) (*orkv1.CreateJobRequest, error) {
+	if err := mayQueue(ctx, r.Priority); err != nil {
+		return nil, err
+	}
+	spec, problems, err := s.spec(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	p := caller(ctx)
+	quota, err := s.Store.Quota(ctx, p.Personal())
+	if err != nil {
+		return nil, err
+	}
+	request := &orkv1.CreateJobRequest{Spec: spec, Owner: &orkv1.Owner{ProjectId: p.Personal(), UserId: p.User.ID}, Quota: quotas.Wire(quota)}
+	if cents, currency, known := s.Catalogue.Price(spec.GetGpu().GetModel()); known {
+		request.Price = &orkv1.Price{CentsPerGpuHour: cents, Currency: currency}
+	}
+	if problems != nil {
+		return nil, s.everyProblem(ctx, request, problems)
+	}
+	return request, nil
 }
 
 // everyProblem is the refusal of a job with what is wrong by the catalogue and what
@@ -135,6 +156,7 @@ func (s *Server) spec(ctx context.Context, r JobRequest) (*orkv1.JobSpec, []faul
 		Image:       &orkv1.Image{Name: resolved.Image.Name, Reference: resolved.Image.Reference, DefaultUser: resolved.Image.DefaultUser},
 		Environment: r.Environment, StartScript: r.StartScript, SshAuthorizedKeys: r.SSHAuthorizedKeys, CostLimitCents: r.CostLimitCents,
 		MaxDuration: seconds(r.MaxDurationSeconds), IdleStop: seconds(r.IdleStopSeconds), Cuda: r.CUDA,
+		Placement: placements[r.Placement], Priority: r.Priority,
 	}
 	if r.Alerts != (Alerts{}) {
 		spec.Alerts = &orkv1.Alerts{CostPercent: r.Alerts.CostPercent, QueuedAfter: seconds(r.Alerts.QueuedAfterSeconds), UnreachableAfter: seconds(r.Alerts.UnreachableAfterSeconds)}

@@ -41,6 +41,8 @@ type Job struct {
 	CostLimitCents       uint64            `json:"cost_limit_cents"`
 	IdleStopSeconds      int64             `json:"idle_stop_seconds"`
 	CUDA                 string            `json:"cuda"`
+	Placement            string            `json:"placement" enum:"pack,spread"`
+	Priority             int32             `json:"priority"`
 	Alerts               Alerts            `json:"alerts"`
 	PriceCents           *uint64           `json:"price_cents_per_gpu_hour" doc:"null when it was not known at create"`
 	Currency             string            `json:"currency"`
@@ -159,6 +161,7 @@ func (s *Server) job(j *orkv1.Job) Job {
 		Environment: maps.Clone(spec.GetEnvironment()), StartScript: spec.GetStartScript(), SSHAuthorizedKeys: texts(spec.GetSshAuthorizedKeys()),
 		MaxDurationSeconds: int64(spec.GetMaxDuration().AsDuration() / time.Second), CostLimitCents: spec.GetCostLimitCents(),
 		IdleStopSeconds: int64(spec.GetIdleStop().AsDuration() / time.Second), CUDA: spec.GetCuda(),
+		Placement: placementName(spec.GetPlacement()), Priority: spec.GetPriority(),
 		Alerts: Alerts{CostPercent: spec.GetAlerts().GetCostPercent(), QueuedAfterSeconds: int64(spec.GetAlerts().GetQueuedAfter().AsDuration() / time.Second),
 			UnreachableAfterSeconds: int64(spec.GetAlerts().GetUnreachableAfter().AsDuration() / time.Second)},
 		Currency: j.GetPrice().GetCurrency(), CostCents: j.GetCostCents(),

@@ -40,9 +40,12 @@ func (s *Server) routes() {
 	add(s, route{"PATCH", "/users/{id}", "change-user", Admin, "user.change", 200, "People", "Change a user's password, power or access"}, s.changeUser)
 	add(s, route{"POST", "/users/{id}/logout", "logout-user", Admin, "user.logout", 204, "People", "End all sign-ins of a user and close their shells"}, s.logoutUser)
 	add(s, route{"DELETE", "/users/{id}", "delete-user", Admin, "user.delete", 204, "People", "Remove a user who has no jobs"}, s.deleteUser)
+	add(s, route{"GET", "/projects/{id}/quota", "get-quota", JobsRead, "", 200, "People", "How many GPUs a project may hold at once"}, s.getQuota)
+	add(s, route{"PUT", "/projects/{id}/quota", "set-quota", Admin, "quota.set", 200, "People", "Set how many GPUs a project may hold at once"}, s.setQuota)
 	add(s, route{"GET", "/audit", "list-audit", Admin, "", 200, "People", "Who did what, newest first"}, s.listAudit)
 
 	add(s, route{"POST", "/jobs", "create-job", JobsWrite, "job.create", 201, "Jobs", "Make a job"}, s.createJob)
+	add(s, route{"POST", "/jobs/plan", "plan-job", JobsWrite, "", 200, "Jobs", "Say where a job would run now, or every reason why not; records nothing"}, s.planJob)
 	add(s, route{"GET", "/jobs", "list-jobs", JobsRead, "", 200, "Jobs", "List jobs, newest first"}, s.listJobs)
 	add(s, route{"GET", "/jobs/{id}", "get-job", JobsRead, "", 200, "Jobs", "Read a job"}, s.getJob)
 	add(s, route{"POST", "/jobs/{id}/stop", "stop-job", JobsWrite, "job.stop", 200, "Jobs", "Stop a job, keep its disks"}, s.stopJob)
@@ -65,7 +68,7 @@ func (s *Server) routes() {
 	add(s, route{"POST", "/quarantines", "set-quarantine", Admin, "quarantine.set", 204, "Capacity", "Leave a node, or one GPU model of it, out of placement"}, s.setQuarantine)
 	add(s, route{"POST", "/quarantines/lift", "lift-quarantine", Admin, "quarantine.lift", 204, "Capacity", "Open it again and forget its failures"}, s.liftQuarantine)
 	add(s, route{"GET", "/nodes", "list-nodes", Authenticated, "", 200, "Capacity", "List nodes of every rack"}, s.listNodes)
-	add(s, route{"GET", "/gpus", "list-gpus", Authenticated, "", 200, "Capacity", "What is free, by model and location"}, s.listGPUs)
+	add(s, route{"GET", "/gpus", "list-gpus", Authenticated, "", 200, "Capacity", "What one could get now, by model and location, and who waits"}, s.listGPUs)
 	add(s, route{"GET", "/locations", "list-locations", Authenticated, "", 200, "Capacity", "Locations that have a rack"}, s.listLocations)
 
 	add(s, route{"POST", "/api-keys", "create-api-key", KeysWrite, "api_key.create", 201, "API keys", "Make a key; it is shown once"}, s.createKey)

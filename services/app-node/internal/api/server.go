@@ -35,6 +35,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/app-node/internal/fleet"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/grants"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/orchestrator"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/quotas"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/store"
 )
 
@@ -53,6 +54,7 @@ type Options struct {
 	Ork       *orchestrator.Client
 	Watch     *orchestrator.Watch
 	Grants    *grants.Signer
+	Quotas    *quotas.Teller
 	Fleet     *fleet.Fleet
 	Network   *trust.Network
 	Log       hclog.Logger

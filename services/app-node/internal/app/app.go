@@ -35,6 +35,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/app-node/internal/grants"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/orchestrator"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/peers"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/quotas"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/store"
 )
 
@@ -103,11 +104,13 @@ func Run(ctx context.Context, env *daemon.Env, cfg Config) error {
 	ork := orchestrator.NewClient(connect, orchestrator.Timeout, countCalls(env.Metrics))
 	revocations = grants.NewRevocations(db, ork.PutGrantFloors, env.Log.Named("revocations"))
 	env.Go("revocations", revocations.Run)
+	teller := quotas.NewTeller(db, ork.PutQuotas, env.Log.Named("quotas"))
+	env.Go("quotas", teller.Run)
 	env.Go("pruning", func(ctx context.Context) error { return prune(ctx, env, db, cfg.Retention) })
 
 	server := api.New(api.Options{
 		Store: db, Accounts: accounts, Keys: keys, Catalogue: catalogue.New(db, cfg.Catalogue),
-		Ork: ork, Watch: watch,
+		Ork: ork, Watch: watch, Quotas: teller,
 		Grants: &grants.Signer{Key: env.Key, Network: env.Network, Now: time.Now, Validity: cfg.Grants.Validity},
 		Fleet: fleet.New(fleet.Options{Node: node, Now: time.Now, Timeout: 2 * time.Second,
 			Members: func() []*meshv1.Member { return env.Network.Roster().GetMembers() }, Own: env.Health.List}),

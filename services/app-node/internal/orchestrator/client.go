@@ -123,6 +123,23 @@ func (c *Client) PutGrantFloors(ctx context.Context, floors []*orkv1.ProjectGran
 	return r.GetHighestEpoch(), err
 }
 
+// PutQuotas hands over how many GPUs projects may hold.
+func (c *Client) PutQuotas(ctx context.Context, quotas []*orkv1.ProjectQuota) error {
+	_, err := call(ctx, c, "PutQuotas", orkv1.NewQuotasClient, orkv1.QuotasClient.PutQuotas, &orkv1.PutQuotasRequest{Quotas: quotas})
+	return err
+}
+
+// Quota reads what the orchestrator knows of a project's quota.
+func (c *Client) Quota(ctx context.Context, projectID string) (*orkv1.GetQuotaResponse, error) {
+	return call(ctx, c, "GetQuota", orkv1.NewQuotasClient, orkv1.QuotasClient.GetQuota, &orkv1.GetQuotaRequest{ProjectId: projectID})
+}
+
+// Availability lists what one could get now; empty for every location and model.
+func (c *Client) Availability(ctx context.Context, location, model string) ([]*orkv1.GpuAvailability, error) {
+	r, err := call(ctx, c, "GetAvailability", orkv1.NewRacksClient, orkv1.RacksClient.GetAvailability, &orkv1.GetAvailabilityRequest{Location: location, GpuModel: model})
+	return r.GetGpus(), err
+}
+
 // Events lists a job's transitions after a sequence number, oldest first.
 func (c *Client) Events(ctx context.Context, id string, after uint64) ([]*orkv1.Event, error) {
 	r, err := call(ctx, c, "ListEvents", orkv1.NewJobsClient, orkv1.JobsClient.ListEvents, &orkv1.ListEventsRequest{JobId: id, AfterSequence: after})

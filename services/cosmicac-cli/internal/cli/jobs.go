@@ -36,7 +36,8 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		file, kind, name, location, gpu, image, model, runtime, script, key string
 		tags, env, engineArgs                                               []string
 		gpus, cpus, memory, disk, replicas                                  int
-		cuda                                                                string
+		cuda, placement                                                     string
+		priority                                                            int
 		maxDuration, idleStop, alertQueued, alertUnreachable                time.Duration
 		costLimit                                                           uint64
 		alertCost                                                           uint32
@@ -77,6 +78,9 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 	fl.DurationVar(&f.alertQueued, "alert-queued", 0, "alert when it has waited for placement this long")
 	fl.DurationVar(&f.alertUnreachable, "alert-unreachable", 0, "alert when it has not been heard of for this long")
 	fl.StringVar(&f.key, "idempotency-key", "", "the same key gives the same job")
+	fl.StringVar(&f.placement, "placement", "", "pack fills nodes up (the default), spread keeps replicas apart")
+	fl.IntVar(&f.priority, "priority", 0, "-100 to 100, higher goes first in the queue; above 0 for administrators")
+	fl.BoolVar(&f.dryRun, "dry-run", false, "say where it would run now, or every reason why not; records nothing")
 	fl.BoolVar(&f.wait, "wait", false, "wait until it runs, or ended")
 	c.RunE = func(cmd *cobra.Command, _ []string) error {
 		body, err := e.readSpec(f.file)
@@ -118,6 +122,8 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		set("cost-limit-cents", "cost_limit_cents", f.costLimit)
 		set("idle-stop", "idle_stop_seconds", int64(f.idleStop.Seconds()))
 		set("cuda", "cuda", f.cuda)
+		set("placement", "placement", f.placement)
+		set("priority", "priority", f.priority)
 		alerts, _ := body["alerts"].(map[string]any)
 		if alerts == nil {
 			alerts = map[string]any{}
@@ -160,6 +166,16 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		api, err := e.client()
 		if err != nil {
 			return err
+		}
+		if f.dryRun {
+			var plan client.Plan
+			if err := api.Call(cmd.Context(), "POST", "/api/v1/jobs/plan", nil, nil, body, &plan); err != nil {
+				return err
+			}
+			if err := e.printPlan(&plan); err != nil || plan.Fits {
+				return err
+			}
+			return fault.New(fault.FailedPrecondition, "it would be %s (%s): %s", plan.State, orDash(plan.Reason), plan.Message)
 		}
 		var job client.Job
 		if err := api.Call(cmd.Context(), "POST", "/api/v1/jobs", nil, headers, body, &job); err != nil {

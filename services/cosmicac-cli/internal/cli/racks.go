@@ -65,6 +65,7 @@ func (e *environment) racksCommand() *cobra.Command {
 	var location, key, kind string
 	var models []string
 	var maximum uint32
+	boards := []uint{}
 	put := &cobra.Command{
 		Use: "register ID", Short: "Make or change a rack's entry", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -72,7 +73,7 @@ func (e *environment) racksCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			body := map[string]any{"location": location, "key": key, "allowed_models": models, "maximum_gpus": maximum}
+			body := map[string]any{"location": location, "key": key, "allowed_models": models, "maximum_gpus": maximum, "board_gpu_counts": boards}
 			if kind != "" {
 				body["type"] = kind
 			}
@@ -90,6 +91,7 @@ func (e *environment) racksCommand() *cobra.Command {
 	put.Flags().StringVar(&key, "key", "", "the worker's key, as its log and status file show it")
 	put.Flags().StringVar(&kind, "type", "", "what kind of worker it has (default server-k8s-nvidia)")
 	put.Flags().StringSliceVar(&models, "allowed-models", nil, "only these GPU models (default: all)")
+	put.Flags().UintSliceVar(&boards, "board-gpus", nil, "GPUs that a VM may take of an NVSwitch board, as its partitions are known, like 1,2,4,8 (default: 1 or all)")
 	put.Flags().Uint32Var(&maximum, "maximum-gpus", 0, "never hold more than this (0: no bound)")
 	act := func(use, short, method, suffix string, body any, done string) *cobra.Command {
 		return &cobra.Command{Use: use + " ID", Short: short, Args: cobra.ExactArgs(1), RunE: func(cmd *cobra.Command, args []string) error {
@@ -172,32 +174,6 @@ func (e *environment) nodesCommand() *cobra.Command {
 						}
 						t.row(n.Name, n.RackID, n.Location, n.Schedulable, g.Model, g.Total, g.Healthy, g.Held, g.Offerable, orDash(message))
 					}
-				}
-			})
-		},
-	})
-	return c
-}
-
-func (e *environment) gpusCommand() *cobra.Command {
-	c := &cobra.Command{Use: "gpus", Short: "What GPUs one could get now", Args: cobra.NoArgs, RunE: helpOnly}
-	c.AddCommand(&cobra.Command{
-		Use: "available", Short: "GPU models by location", Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			api, err := e.client()
-			if err != nil {
-				return err
-			}
-			var list struct {
-				GPUs []client.AvailableGPU `json:"gpus"`
-			}
-			if err := api.Call(cmd.Context(), "GET", "/api/v1/gpus", nil, nil, nil, &list); err != nil {
-				return err
-			}
-			return e.print(list, func(t *tableWriter) {
-				t.row("GPU", "LOCATION", "TOTAL", "HELD", "OFFERABLE", "LARGEST ON ONE NODE")
-				for _, g := range list.GPUs {
-					t.row(g.Model, g.Location, g.Total, g.Held, g.Offerable, g.LargestNodeOfferable)
 				}
 			})
 		},

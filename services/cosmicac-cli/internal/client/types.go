@@ -178,6 +178,38 @@ type AvailableGPU struct {
 	Held                 uint32 `json:"held"`
 	Offerable            uint32 `json:"offerable"`
 	LargestNodeOfferable uint32 `json:"largest_node_offerable"`
+	Racks                []struct {
+		ID                   string `json:"id"`
+		Offerable            uint32 `json:"offerable"`
+		LargestNodeOfferable uint32 `json:"largest_node_offerable"`
+		Reason               string `json:"reason"`
+		Message              string `json:"message"`
+	} `json:"racks"`
+	Waiting            uint32 `json:"waiting"`
+	WaitingGPUs        uint32 `json:"waiting_gpus"`
+	LongestWaitSeconds int64  `json:"longest_wait_seconds"`
+}
+
+// Plan is what would become of a job now.
+type Plan struct {
+	Fits     bool   `json:"fits"`
+	State    string `json:"state"`
+	Reason   string `json:"reason"`
+	Message  string `json:"message"`
+	Replicas []struct {
+		Index    uint32 `json:"index"`
+		RackID   string `json:"rack_id"`
+		GPUModel string `json:"gpu_model"`
+		Nodes    []struct {
+			Name     string `json:"name"`
+			GPUCount uint32 `json:"gpu_count"`
+		} `json:"nodes"`
+		Refusals []struct {
+			RackID  string `json:"rack_id"`
+			Reason  string `json:"reason"`
+			Message string `json:"message"`
+		} `json:"refusals"`
+	} `json:"replicas"`
 }
 
 // APIKey is an API key without its secret.

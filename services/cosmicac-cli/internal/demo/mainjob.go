@@ -71,7 +71,7 @@ func (d *Demo) registerRacks(ctx context.Context) error {
 	for _, rack := range []string{"us", "in"} {
 		for _, x := range d.daemons {
 			if x.Name == "worker-"+rack {
-				if _, err := d.cli(ctx, "", false, nil, "racks", "register", rack, "--location", rack, "--key", d.status(x).Key); err != nil {
+				if _, err := d.cli(ctx, "", false, nil, "racks", "register", rack, "--location", rack, "--key", d.status(x).Key, "--board-gpus", "1,2,4,8"); err != nil {
 					return err
 				}
 			}
