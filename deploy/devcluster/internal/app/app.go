@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime/debug"
+	"strings"
 	"syscall"
 	"time"
 
@@ -19,18 +20,21 @@ import (
 	"k8s.io/klog/v2"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
 
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/apiproxy"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/bootstrap"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/config"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/controlplane"
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/guest"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/logs"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/sim"
 )
 
 const usage = `usage: cosmicac-devcluster up --dir DIR [flags]
+       cosmicac-devcluster fault list|set|clear --dir DIR ...
 
-Runs a Kubernetes control plane with simulated GPU nodes until it gets SIGTERM.
-"cosmicac-devcluster up --help" lists the flags.
+"up" runs a Kubernetes control plane with simulated GPU nodes until it gets SIGTERM; "up --help" lists the flags.
+"fault" switches simulated faults of a running cluster.
 `
 
 // Exit codes.
@@ -52,6 +56,17 @@ func Main(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	switch args[0] {
 	case "up":
 		return up(args[1:], stdin, stdout, stderr)
+	case "fault":
+		err := fault.Command(context.Background(), args[1:], stdout)
+		switch {
+		case errors.Is(err, fault.ErrUsage):
+			fmt.Fprintf(stderr, "cosmicac-devcluster: fault: %v\n", err)
+			return exitUsage
+		case err != nil:
+			fmt.Fprintf(stderr, "cosmicac-devcluster: fault: %v\n", err)
+			return exitFail
+		}
+		return exitOK
 	case "vm-init":
 		return guest.Init(args[1:])
 	case "help", "-h", "--help":
@@ -155,6 +170,16 @@ func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logg
 		return stopped(ctx, err)
 	}
 
+	server := cp.URL
+	if o.APIProxy {
+		proxy, err := startProxy(cp, o, log.Named("apiproxy"))
+		if err != nil {
+			return err
+		}
+		defer proxy.Stop()
+		o.Switched, server = proxy.Set, proxy.URL
+	}
+
 	machines, err := guest.New(guest.Options{Dir: o.Dir, AgentDir: o.AgentDir, Binds: o.Binds, Plain: o.Plain, Log: log.Named("vm")})
 	if err != nil {
 		return err
@@ -172,12 +197,12 @@ func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logg
 			return stopped(ctx, err)
 		}
 	}
-	kubeconfigs, err := boot.Accounts(ctx, o.Accounts)
+	kubeconfigs, err := boot.Accounts(ctx, server, o.Accounts)
 	if err != nil {
 		return stopped(ctx, err)
 	}
 	admin := filepath.Join(o.Dir, "admin.kubeconfig")
-	if err := boot.Kubeconfig(admin, "admin", cp.Config(controlplane.Admin).BearerToken, "default"); err != nil {
+	if err := boot.Kubeconfig(admin, cp.URL, "admin", cp.Config(controlplane.Admin).BearerToken, "default"); err != nil {
 		return err
 	}
 	line, err := json.Marshal(ready{Kubeconfig: admin, URL: cp.URL, CAFile: cp.CAFile, PID: os.Getpid(), Kubeconfigs: kubeconfigs})
@@ -199,6 +224,21 @@ func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logg
 	case err := <-simulator.Died():
 		return err
 	}
+}
+
+// startProxy puts the fault-making proxy before the API server, at the same port in every run.
+func startProxy(cp *controlplane.ControlPlane, o config.Options, log hclog.Logger) (*apiproxy.Proxy, error) {
+	listener, err := controlplane.Listen(filepath.Join(o.Dir, "proxy-port"), 0)
+	if err != nil {
+		return nil, err
+	}
+	p, err := apiproxy.Start(apiproxy.Options{
+		Listener: listener, Server: cp.URL, CAFile: cp.CAFile, CertFile: cp.CAFile, KeyFile: strings.TrimSuffix(cp.CAFile, ".crt") + ".key", Log: log,
+	})
+	if err != nil {
+		listener.Close()
+	}
+	return p, err
 }
 
 // stopped turns a failure that only came from being asked to stop into none.

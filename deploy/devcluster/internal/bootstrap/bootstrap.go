@@ -37,6 +37,8 @@ type runtimeObject = runtime.Object
 const (
 	// StorageClass is the default class; the simulator provisions it.
 	StorageClass = "simulated"
+	// WaitingStorageClass makes its volumes on the node of their first consumer, as node-local storage does.
+	WaitingStorageClass = "simulated-wait"
 	// Provisioner is the name under which the simulator provisions volumes.
 	Provisioner = "simulated.cosmicac.dev"
 
@@ -136,6 +138,9 @@ func (b *Bootstrap) operators(pools []config.Pool) []*unstructured.Unstructured 
 	devices := map[string]string{}
 	for _, p := range pools {
 		devices[p.Resource] = p.PCI
+		if p.HostDevice != "" {
+			devices[p.HostDevice] = "15B3:101E" // an InfiniBand virtual function
+		}
 	}
 	names := make([]string, 0, len(devices))
 	for name := range devices {
@@ -163,7 +168,20 @@ func (b *Bootstrap) operators(pools []config.Pool) []*unstructured.Unstructured 
 	class.SetAnnotations(map[string]string{
 		"storageclass.kubernetes.io/is-default-class": "true", "storageclass.kubevirt.io/is-default-virt-class": "true",
 	})
+	waiting := object("storage.k8s.io/v1", "StorageClass", "", WaitingStorageClass, map[string]any{
+		"provisioner": Provisioner, "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer", "allowVolumeExpansion": true,
+	})
+	profile := func(class string) *unstructured.Unstructured {
+		return object("cdi.kubevirt.io/v1beta1", "StorageProfile", "", class, map[string]any{
+			"spec": map[string]any{},
+			"status": map[string]any{
+				"storageClass": class, "provisioner": Provisioner, "cloneStrategy": "copy",
+				"claimPropertySets": []any{map[string]any{"accessModes": []any{"ReadWriteOnce"}, "volumeMode": "Block"}},
+			},
+		})
+	}
 	return []*unstructured.Unstructured{
+		waiting, profile(StorageClass), profile(WaitingStorageClass),
 		object("v1", "Namespace", "", "kubevirt", map[string]any{}),
 		object("v1", "Namespace", "", "cdi", map[string]any{}),
 		class,
@@ -186,26 +204,19 @@ func (b *Bootstrap) operators(pools []config.Pool) []*unstructured.Unstructured 
 			"spec":   map[string]any{},
 			"status": map[string]any{"scratchSpaceStorageClass": StorageClass, "filesystemOverhead": map[string]any{"global": "0.06"}},
 		}),
-		object("cdi.kubevirt.io/v1beta1", "StorageProfile", "", StorageClass, map[string]any{
-			"spec": map[string]any{},
-			"status": map[string]any{
-				"storageClass": StorageClass, "provisioner": Provisioner, "cloneStrategy": "copy",
-				"claimPropertySets": []any{map[string]any{"accessModes": []any{"ReadWriteOnce"}, "volumeMode": "Block"}},
-			},
-		}),
 	}
 }
 
-// Kubeconfig writes a kubeconfig for a token, readable by the owner alone. The CA goes inside so that the file can be
+// Kubeconfig writes a kubeconfig for a token at a server, readable by the owner alone. The CA goes inside so that the file can be
 // moved.
-func (b *Bootstrap) Kubeconfig(file, user, token, namespace string) error {
+func (b *Bootstrap) Kubeconfig(file, server, user, token, namespace string) error {
 	ca, err := os.ReadFile(b.cfg.CAFile)
 	if err != nil {
 		return fmt.Errorf("write kubeconfig: %w", err)
 	}
 	const name = "cosmicac-devcluster"
 	c := clientcmdapi.NewConfig()
-	c.Clusters[name] = &clientcmdapi.Cluster{Server: b.cfg.Host, CertificateAuthorityData: ca}
+	c.Clusters[name] = &clientcmdapi.Cluster{Server: server, CertificateAuthorityData: ca}
 	c.AuthInfos[user] = &clientcmdapi.AuthInfo{Token: token}
 	c.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: user, Namespace: namespace}
 	c.CurrentContext = name
@@ -222,8 +233,8 @@ func (b *Bootstrap) Kubeconfig(file, user, token, namespace string) error {
 	return os.Rename(file+".new", file)
 }
 
-// Accounts writes a kubeconfig for every wanted service account. The account must come with the manifests.
-func (b *Bootstrap) Accounts(ctx context.Context, accounts []config.Account) (map[string]string, error) {
+// Accounts writes a kubeconfig for every wanted service account, to reach the API server by this URL. The account must come with the manifests.
+func (b *Bootstrap) Accounts(ctx context.Context, server string, accounts []config.Account) (map[string]string, error) {
 	out := map[string]string{}
 	for _, a := range accounts {
 		seconds := int64(tokenLife.Seconds())
@@ -239,7 +250,7 @@ func (b *Bootstrap) Accounts(ctx context.Context, accounts []config.Account) (ma
 		if err != nil {
 			return nil, fmt.Errorf("--kubeconfig-for %s: %w", a.Key(), err)
 		}
-		if err := b.Kubeconfig(a.File, a.Name, token, a.Namespace); err != nil {
+		if err := b.Kubeconfig(a.File, server, a.Name, token, a.Namespace); err != nil {
 			return nil, fmt.Errorf("--kubeconfig-for %s: %w", a.Key(), err)
 		}
 		out[a.Key()] = a.File

@@ -41,10 +41,13 @@ type Options struct {
 	Fsync           bool   // etcd syncs to disk, slower but survives a power cut
 	KeepVMs         bool   // leave VM processes running at a clean stop
 	Plain           bool   // run VM processes without namespaces even where they are permitted
+	APIProxy        bool   // kubeconfigs of accounts lead through the proxy that makes API faults
 	StopOnStdinEOF  bool   // stop when standard input closes
 	LogLevel        string // trace, debug, info, warn, error
 	MemoryLimitMiB  int    // soft memory limit of the process, 0 for none
 	KubernetesTrace bool   // show the control plane's own log lines at info level
+
+	Switched func(map[string]string) // hears the fault switches as they are read; not a flag
 }
 
 type repeated struct {
@@ -90,6 +93,7 @@ func ParseUp(args []string, out io.Writer) (Options, error) {
 	fs.BoolVar(&o.Fsync, "fsync", false, "let etcd sync to disk; without it a power cut may lose data, a kill does not")
 	fs.BoolVar(&o.KeepVMs, "keep-vms", false, "leave simulated VMs running at a clean stop; without it they power off and come back at the next start")
 	fs.BoolVar(&o.Plain, "plain-vms", false, "run simulated VMs as plain processes even where namespaces are permitted")
+	fs.BoolVar(&o.APIProxy, "api-proxy", false, "let the kubeconfigs of --kubeconfig-for lead through a proxy that makes API faults")
 	fs.BoolVar(&o.StopOnStdinEOF, "stop-on-stdin-close", false, "stop when standard input closes")
 	fs.StringVar(&o.LogLevel, "log-level", "info", "trace, debug, info, warn or error")
 	fs.IntVar(&o.MemoryLimitMiB, "memory-limit", autoMemory, "soft memory limit in MiB; 0 for none, -1 for one that grows with the number of nodes")

@@ -18,6 +18,9 @@ type Pool struct {
 	PCI      string            // vendor:device id behind the resource, for permittedHostDevices
 	CPUs     int               // logical CPUs on each node
 	Memory   resource.Quantity // memory on each node
+
+	HostDevice  string // extended resource beside the GPUs, as rdma/ib; empty for none
+	HostDevices int    // how many of it on each node
 }
 
 // Bounds of a pool. They catch slips of the keyboard, not real limits: the control plane holds a thousand nodes.
@@ -96,13 +99,20 @@ func ParsePool(s string) (Pool, error) {
 			if !pciID.MatchString(value) {
 				err = fmt.Errorf("pci must look like 10DE:2330, got %q", value)
 			}
+		case "hostdev":
+			p.HostDevice = value
+			if !resourceName.MatchString(value) {
+				err = fmt.Errorf("hostdev must look like vendor.com/NAME, got %q", value)
+			}
+		case "hostdevs":
+			p.HostDevices, err = count(key, value, maxGPUs)
 		case "memory":
 			p.Memory, err = resource.ParseQuantity(value)
 			if err != nil || p.Memory.Cmp(minMemory) < 0 || p.Memory.Cmp(maxMemory) > 0 {
 				err = fmt.Errorf("memory must be a quantity from %s to %s, got %q", &minMemory, &maxMemory, value)
 			}
 		default:
-			err = fmt.Errorf("unknown key %q, known are name, nodes, gpus, resource, pci, cpus, memory", key)
+			err = fmt.Errorf("unknown key %q, known are name, nodes, gpus, resource, pci, hostdev, hostdevs, cpus, memory", key)
 		}
 		if err != nil {
 			return Pool{}, err
@@ -113,6 +123,9 @@ func ParsePool(s string) (Pool, error) {
 	}
 	if p.Resource == "" {
 		return Pool{}, fmt.Errorf("resource is required")
+	}
+	if (p.HostDevice == "") != (p.HostDevices == 0) {
+		return Pool{}, fmt.Errorf("hostdev and hostdevs belong together")
 	}
 	if p.PCI == "" {
 		if p.PCI = pciIDs[p.Resource]; p.PCI == "" {

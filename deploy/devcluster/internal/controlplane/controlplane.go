@@ -52,7 +52,7 @@ func Start(ctx context.Context, o Options) (_ *ControlPlane, err error) {
 	if c.creds, err = loadCredentials(filepath.Join(o.Dir, "pki")); err != nil {
 		return nil, err
 	}
-	listener, err := listen(filepath.Join(o.Dir, "port"), o.Port)
+	listener, err := Listen(filepath.Join(o.Dir, "port"), o.Port)
 	if err != nil {
 		return nil, err
 	}
@@ -127,9 +127,9 @@ func (c *ControlPlane) Config(user User) *rest.Config {
 	}
 }
 
-// listen takes the wanted port, or the one remembered in file, or a free one that it then remembers: a restart must
+// Listen takes the wanted port, or the one remembered in file, or a free one that it then remembers: a restart must
 // keep the URL that kubeconfigs carry.
-func listen(file string, port int) (net.Listener, error) {
+func Listen(file string, port int) (net.Listener, error) {
 	remembered := 0
 	if raw, err := os.ReadFile(file); err == nil {
 		remembered, _ = strconv.Atoi(strings.TrimSpace(string(raw)))

@@ -9,8 +9,10 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	cdiv1 "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 	ctrl "sigs.k8s.io/controller-runtime"
@@ -19,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/bootstrap"
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 )
 
 // volumes plays CDI: a DataVolume gets a claim of its own name, waits for it to be bound, and pretends to import. No
@@ -96,7 +99,13 @@ func (v *volumes) step(ctx context.Context, dv *cdiv1.DataVolume) (time.Duration
 	}
 	st.ClaimName = pvc.Name
 	if pvc.Status.Phase != corev1.ClaimBound {
-		st.Phase = cdiv1.Pending
+		waits, err := v.waitsForConsumer(ctx, pvc)
+		if err != nil {
+			return 0, err
+		}
+		if st.Phase = cdiv1.Pending; waits {
+			st.Phase = cdiv1.WaitForFirstConsumer
+		}
 		setDataVolumeCondition(st, cdiv1.DataVolumeBound, corev1.ConditionFalse, "Pending", "PVC "+pvc.Name+" Pending")
 		setDataVolumeCondition(st, cdiv1.DataVolumeReady, corev1.ConditionFalse, "", "")
 		setDataVolumeCondition(st, cdiv1.DataVolumeRunning, corev1.ConditionFalse, "", "")
@@ -106,19 +115,31 @@ func (v *volumes) step(ctx context.Context, dv *cdiv1.DataVolume) (time.Duration
 	switch {
 	case st.Phase == cdiv1.Succeeded || st.Phase == cdiv1.Failed:
 		return 0, nil
-	case strings.Contains(image(dv), missingImage):
-		return v.failing(dv), nil
+	}
+	if reason, words := v.importFault(dv); reason != "" {
+		return v.failing(dv, reason, words+" (simulated)"), nil
 	}
 	return v.importing(dv), nil
 }
 
+// waitsForConsumer says whether a claim is bound only once a pod wants it.
+func (v *volumes) waitsForConsumer(ctx context.Context, pvc *corev1.PersistentVolumeClaim) (bool, error) {
+	class := &storagev1.StorageClass{}
+	err := v.Get(ctx, types.NamespacedName{Name: ptr.Deref(pvc.Spec.StorageClassName, "")}, class)
+	return err == nil && waitsForNode(class, pvc), client.IgnoreNotFound(err)
+}
+
 // phasesOf are the two middle phases of a source.
 func phasesOf(dv *cdiv1.DataVolume) (scheduled, running cdiv1.DataVolumePhase) {
-	s := dv.Spec.Source
-	if dv.Spec.SourceRef != nil || s != nil && (s.PVC != nil || s.Snapshot != nil) {
+	if clone(dv) {
 		return cdiv1.CloneScheduled, cdiv1.CloneInProgress
 	}
 	return cdiv1.ImportScheduled, cdiv1.ImportInProgress
+}
+
+func clone(dv *cdiv1.DataVolume) bool {
+	s := dv.Spec.Source
+	return dv.Spec.SourceRef != nil || s != nil && (s.PVC != nil || s.Snapshot != nil)
 }
 
 func (v *volumes) importing(dv *cdiv1.DataVolume) time.Duration {
@@ -137,6 +158,14 @@ func (v *volumes) importing(dv *cdiv1.DataVolume) time.Duration {
 		v.event(dv, corev1.EventTypeNormal, string(scheduled), "simulated import into %s scheduled", dv.Name)
 		return max(total/10, time.Millisecond)
 	}
+	if clone(dv) && v.faults.has(fault.CloneFallback, dv.Name) {
+		total *= 10
+	}
+	if v.faults.has(fault.ImportStalled, dv.Name) {
+		st.Phase, st.Progress = running, "37.0%"
+		setDataVolumeCondition(st, cdiv1.DataVolumeRunning, corev1.ConditionTrue, "Pod is running", "")
+		return 2 * time.Second
+	}
 	passed := v.clock.passed(dv.UID, "import")
 	if passed < total {
 		st.Phase = running
@@ -152,8 +181,36 @@ func (v *volumes) importing(dv *cdiv1.DataVolume) time.Duration {
 	return 0
 }
 
+// importFault says why an import fails over and over, in CDI's reason and words.
+func (v *volumes) importFault(dv *cdiv1.DataVolume) (reason, words string) {
+	size := dataVolumeSize(dv)
+	switch {
+	case strings.Contains(image(dv), missingImage):
+		return "ImagePullFailed", fmt.Sprintf("Unable to process data: failed to pull image %s: manifest unknown", image(dv))
+	case v.faults.has(fault.ImportRefused, dv.Name):
+		return "ImagePullFailed", fmt.Sprintf("Unable to process data: failed to pull image %s: unauthorized: authentication required", image(dv))
+	case v.faults.has(fault.ImportTooSmall, dv.Name):
+		return "Error", fmt.Sprintf("Unable to process data: Virtual image size %d is larger than the reported available storage %d. A larger PVC is required.", 4*size, size)
+	case v.faults.has(fault.ImportNoScratch, dv.Name):
+		return "Scratch space required and none found", "Scratch space required and none found"
+	}
+	return "", ""
+}
+
+func dataVolumeSize(dv *cdiv1.DataVolume) int64 {
+	var requests corev1.ResourceList
+	switch {
+	case dv.Spec.Storage != nil:
+		requests = dv.Spec.Storage.Resources.Requests
+	case dv.Spec.PVC != nil:
+		requests = dv.Spec.PVC.Resources.Requests
+	}
+	size := requests[corev1.ResourceStorage]
+	return size.Value()
+}
+
 // failing swings between the two import phases and counts restarts.
-func (v *volumes) failing(dv *cdiv1.DataVolume) time.Duration {
+func (v *volumes) failing(dv *cdiv1.DataVolume, reason, message string) time.Duration {
 	st := &dv.Status
 	if left := v.clock.left(dv.UID, "retry", importRetry); left > 0 && st.RestartCount > 0 {
 		return left
@@ -166,8 +223,7 @@ func (v *volumes) failing(dv *cdiv1.DataVolume) time.Duration {
 	} else {
 		st.Phase = cdiv1.ImportInProgress
 	}
-	message := fmt.Sprintf("Unable to process data: failed to pull image %s: manifest unknown (simulated)", image(dv))
-	setDataVolumeCondition(st, cdiv1.DataVolumeRunning, corev1.ConditionFalse, "ImagePullFailed", message)
+	setDataVolumeCondition(st, cdiv1.DataVolumeRunning, corev1.ConditionFalse, reason, message)
 	setDataVolumeCondition(st, cdiv1.DataVolumeReady, corev1.ConditionFalse, "TransferRunning", "")
 	v.event(dv, corev1.EventTypeWarning, "ImportFailed", "%s", message)
 	return importRetry
@@ -196,6 +252,12 @@ func (v *volumes) claim(ctx context.Context, dv *cdiv1.DataVolume) (time.Duratio
 		Annotations: map[string]string{"cdi.kubevirt.io/storage.contentType": "kubevirt", "cdi.kubevirt.io/storage.usePopulator": "false"},
 	}}
 	maps.Copy(pvc.Labels, dv.Labels)
+	if _, ok := dv.Annotations[bindImmediate]; ok {
+		pvc.Annotations[bindImmediate] = ""
+	}
+	if clone(dv) && v.faults.has(fault.CloneFallback, dv.Name) {
+		pvc.Annotations["cdi.kubevirt.io/cloneFallbackReason"] = "The volume modes of source and target are incompatible (simulated)"
+	}
 	switch {
 	case dv.Spec.PVC != nil:
 		dv.Spec.PVC.DeepCopyInto(&pvc.Spec)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/cloudinit"
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/guest"
 )
 
@@ -27,7 +28,18 @@ const (
 // handle is virt-handler: it starts the machine of a scheduled VMI, watches it, presses its power button, and says how
 // it ended. On a node that is down it does nothing, as no virt-handler runs there.
 func (v *vmis) handle(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (time.Duration, error) {
-	if v.faults.has(faultNotReady, vmi.Status.NodeName) {
+	if v.faults.dead(vmi.Status.NodeName) {
+		if pod == nil {
+			// The pod went by force, since an operator says that the power is off: so is the VM, and virt-controller fails it.
+			v.machines.Shutdown(string(vmi.UID), 0)
+			setPhase(vmi, kubevirtv1.Failed)
+			vmi.Status.Reason = "NodeUnresponsive"
+			return 0, nil
+		}
+		if pod.DeletionTimestamp == nil {
+			setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceReady, corev1.ConditionFalse, "PodConditionMissing", "virt-launcher pod is not ready on a node that does not answer")
+			return 0, nil
+		}
 		setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceReady, corev1.ConditionFalse, kubevirtv1.PodTerminatingReason, "virt-launcher pod is not ready on a node that does not answer")
 		return 0, nil
 	}
@@ -57,8 +69,19 @@ func (v *vmis) handle(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstanc
 		setPhase(vmi, kubevirtv1.Failed)
 		vmi.Status.Reason = "the VirtualMachineInstance was Running but its domain disappeared"
 		return 0, nil
+	case !st.Exists && pod.Status.Phase == corev1.PodFailed:
+		setPhase(vmi, kubevirtv1.Failed)
+		setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceReady, corev1.ConditionFalse, kubevirtv1.PodNotExistsReason, "virt-launcher pod failed before the guest ran")
+		v.event(vmi, corev1.EventTypeWarning, "Stopped", "The virt-launcher pod failed while the guest started (simulated)")
+		return 0, nil
+	case !st.Exists && (v.faults.has(fault.StuckScheduled, vmi.Status.NodeName) || v.faults.has(fault.OOMKilled, vmi.Status.NodeName)):
+		return time.Second, nil
 	case !st.Exists:
-		if err := v.boot(ctx, vmi); err != nil {
+		err := v.busy(vmi)
+		if err == nil {
+			err = v.boot(ctx, vmi)
+		}
+		if err != nil {
 			v.log.Warn("simulated vm does not start", "vmi", vmi.Namespace+"/"+vmi.Name, "error", err)
 			v.event(vmi, corev1.EventTypeWarning, "SyncFailed", "%v", err)
 			setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceSynchronized, corev1.ConditionFalse, "Synchronizing with the Domain failed.", err.Error())
@@ -76,6 +99,15 @@ func (v *vmis) handle(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstanc
 	}
 	running(vmi, pod)
 	return 0, nil
+}
+
+// busy is what libvirt says while somebody else still has the card.
+func (v *vmis) busy(vmi *kubevirtv1.VirtualMachineInstance) error {
+	if len(devicesOf(vmi)) > 0 && v.faults.has(fault.VFIOBusy, vmi.Status.NodeName) {
+		return errors.New("server error. command SyncVMI failed: \"LibvirtError(Code=1, Domain=10, Message='internal error: " +
+			"vfio 0000:3b:00.0: failed to open /dev/vfio/42: Device or resource busy')\" (simulated)")
+	}
+	return nil
 }
 
 // ended says how the machine went down: a power-off in time is success, whatever ran in it; anything else is not.

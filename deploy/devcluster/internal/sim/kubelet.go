@@ -3,6 +3,7 @@ package sim
 import (
 	"context"
 	"reflect"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,6 +14,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 )
 
 // kubelet plays the pods of simulated nodes. No container runs: a virt-launcher pod follows its machine, any other pod
@@ -40,8 +43,14 @@ func (k *kubelet) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	if err := k.Get(ctx, types.NamespacedName{Name: pod.Spec.NodeName}, node); err != nil || !simulated(node) {
 		return ctrl.Result{}, client.IgnoreNotFound(err) // pods of a node that is gone are the pod garbage collector's
 	}
-	if k.faults.has(faultNotReady, node.Name) {
-		return ctrl.Result{}, k.unready(ctx, pod)
+	if k.faults.dead(node.Name) {
+		if err := k.unready(ctx, pod); err != nil {
+			return ctrl.Result{}, err
+		}
+		if k.faults.has(fault.NodeLost, node.Name) && pod.DeletionTimestamp == nil {
+			return ctrl.Result{}, ignoreRace(k.Delete(ctx, pod, client.Preconditions{UID: &pod.UID})) // taint eviction
+		}
+		return ctrl.Result{}, nil
 	}
 	vm := types.UID(pod.Labels[kubevirtv1.CreatedByLabel])
 	switch {
@@ -50,8 +59,12 @@ func (k *kubelet) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	case pod.Status.Phase == corev1.PodPending || pod.Status.Phase == "":
 		return k.start(ctx, pod, node)
 	case pod.Status.Phase == corev1.PodRunning && vm != "":
-		if st := k.machines.State(string(vm)); st.Exists && !st.Running {
-			return ctrl.Result{}, k.finish(ctx, pod, st.Code)
+		st := k.machines.State(string(vm))
+		if st.Exists && !st.Running {
+			return ctrl.Result{}, k.finish(ctx, pod, st.Code, "Error")
+		}
+		if !st.Exists && !temporary(pod) && k.faults.has(fault.OOMKilled, node.Name) {
+			return ctrl.Result{}, k.finish(ctx, pod, 137, "OOMKilled")
 		}
 	}
 	if pod.Status.Phase == corev1.PodRunning && !podReady(pod) {
@@ -61,10 +74,18 @@ func (k *kubelet) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 }
 
 func (k *kubelet) start(ctx context.Context, pod *corev1.Pod, node *corev1.Node) (ctrl.Result, error) {
-	if k.faults.has(faultRejectPods, node.Name) {
+	if k.faults.has(fault.RejectPods, node.Name) {
 		pod.Status.Phase, pod.Status.Reason = corev1.PodFailed, "UnexpectedAdmissionError"
 		pod.Status.Message = "Pod was rejected: Allocate failed due to no healthy devices present; cannot allocate unhealthy devices, which is unexpected (simulated)"
 		return ctrl.Result{}, ignoreRace(k.Status().Update(ctx, pod))
+	}
+	if reason, words := k.stuck(pod, node); reason != "" {
+		k.event(pod, corev1.EventTypeWarning, reason, "%s", words)
+		if reason == "FailedCreatePodSandBox" {
+			reason = "ContainerCreating"
+		}
+		k.containers(pod, corev1.ContainerState{Waiting: &corev1.ContainerStateWaiting{Reason: reason, Message: words}}, false)
+		return ctrl.Result{RequeueAfter: 2 * time.Second}, ignoreRace(k.updateIfChanged(ctx, pod))
 	}
 	if missing, err := k.missingSecret(ctx, pod); err != nil || missing != "" {
 		if missing != "" {
@@ -78,6 +99,29 @@ func (k *kubelet) start(ctx context.Context, pod *corev1.Pod, node *corev1.Node)
 		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	return ctrl.Result{}, k.run(ctx, pod, node)
+}
+
+// stuck says why a pod's containers do not start on a broken node, in the node's words.
+func (k *kubelet) stuck(pod *corev1.Pod, node *corev1.Node) (reason, words string) {
+	switch {
+	case k.faults.has(fault.StuckScheduling, node.Name):
+		return "FailedCreatePodSandBox", "Failed to create pod sandbox: plugin type=\"multus\" name=\"multus-cni-network\" failed (add) (simulated)"
+	case k.faults.has(fault.VFIOMissing, node.Name) && usesGPU(pod):
+		return "CreateContainerError", "Error: failed to generate spec: lstat /dev/vfio/42: no such file or directory (simulated)"
+	}
+	return "", ""
+}
+
+// usesGPU says whether a pod asks for a device of a pool.
+func usesGPU(pod *corev1.Pod) bool {
+	for _, c := range pod.Spec.Containers {
+		for name := range c.Resources.Requests {
+			if strings.HasPrefix(string(name), "nvidia.com/") {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // missingSecret names a secret volume of the pod that does not exist yet; a real kubelet waits for it.
@@ -133,12 +177,12 @@ func (k *kubelet) terminate(ctx context.Context, pod *corev1.Pod, vm types.UID) 
 		code = st.Code
 	}
 	if pod.Status.Phase == corev1.PodRunning {
-		if err := k.finish(ctx, pod, code); err != nil {
+		if err := k.finish(ctx, pod, code, "Error"); err != nil {
 			return ctrl.Result{}, err
 		}
 		return ctrl.Result{RequeueAfter: 50 * time.Millisecond}, nil
 	}
-	if k.faults.has(faultStuckTerminate, pod.Spec.NodeName) {
+	if k.faults.has(fault.StuckTerminating, pod.Spec.NodeName) {
 		return ctrl.Result{}, nil
 	}
 	k.clock.forget(pod.UID)
@@ -146,14 +190,13 @@ func (k *kubelet) terminate(ctx context.Context, pod *corev1.Pod, vm types.UID) 
 	return ctrl.Result{}, ignoreRace(err)
 }
 
-func (k *kubelet) finish(ctx context.Context, pod *corev1.Pod, code int) error {
-	pod.Status.Phase = corev1.PodSucceeded
-	reason := "Completed"
-	if code != 0 {
-		pod.Status.Phase, reason = corev1.PodFailed, "Error"
-		if code < 0 {
-			code = 137
-		}
+func (k *kubelet) finish(ctx context.Context, pod *corev1.Pod, code int, reason string) error {
+	pod.Status.Phase = corev1.PodFailed
+	if code == 0 {
+		pod.Status.Phase, reason = corev1.PodSucceeded, "Completed"
+	}
+	if code < 0 {
+		code = 137
 	}
 	k.containers(pod, corev1.ContainerState{Terminated: &corev1.ContainerStateTerminated{
 		ExitCode: int32(code), Reason: reason, FinishedAt: now(), StartedAt: ptr.Deref(pod.Status.StartTime, now()),

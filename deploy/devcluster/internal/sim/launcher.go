@@ -55,6 +55,11 @@ func notPermitted(vmi *kubevirtv1.VirtualMachineInstance, kv *kubevirtv1.KubeVir
 	return ""
 }
 
+// temporary says whether a pod is only there to choose a node for disks that wait for their consumer.
+func temporary(pod *corev1.Pod) bool {
+	return pod.Annotations[kubevirtv1.EphemeralProvisioningObject] != ""
+}
+
 func launcherName(vmi *kubevirtv1.VirtualMachineInstance) string {
 	// KubeVirt lets the server choose the last part. A fixed one, from the uid, makes creation idempotent.
 	name := vmi.Name
@@ -62,6 +67,12 @@ func launcherName(vmi *kubevirtv1.VirtualMachineInstance) string {
 		name = name[:200]
 	}
 	return "virt-launcher-" + name + "-" + strings.ReplaceAll(string(vmi.UID), "-", "")[:5]
+}
+
+// chooserName is the name of the temporary pod of a VMI whose disks wait for their consumer.
+func chooserName(vmi *kubevirtv1.VirtualMachineInstance) string {
+	name := launcherName(vmi)
+	return name[:len(name)-5] + strings.ReplaceAll(string(vmi.UID), "-", "")[5:10]
 }
 
 func vcpus(vmi *kubevirtv1.VirtualMachineInstance) int64 {

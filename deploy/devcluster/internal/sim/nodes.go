@@ -7,6 +7,7 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -22,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/config"
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 )
 
 // nodes plays kubelet's node status, the device plugin and virt-handler's heartbeat for every simulated node.
@@ -49,6 +51,9 @@ func (n *nodes) ensure(ctx context.Context) error {
 	for _, p := range n.options.Pools {
 		for i := range p.Nodes {
 			name := nodeName(p, i)
+			if n.faults.has(fault.NodeDeleted, name) {
+				continue
+			}
 			want[name] = true
 			node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: nodeLabels(p, name)}}
 			if err := n.Create(ctx, node); err != nil && !apierrors.IsAlreadyExists(err) {
@@ -137,15 +142,19 @@ func hasStartupTaint(node *corev1.Node) bool {
 
 // Reconcile brings one node's taints, labels, heartbeat and status to what they should be now.
 func (n *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	node := &corev1.Node{}
-	if err := n.Get(ctx, req.NamespacedName, node); err != nil {
-		return ctrl.Result{}, client.IgnoreNotFound(err)
-	}
-	p, ok := n.pool(node.Name)
+	p, ok := n.pool(req.Name)
 	if !ok {
 		return ctrl.Result{}, nil
 	}
-	dead := n.faults.has(faultNotReady, node.Name)
+	node := &corev1.Node{}
+	err := n.Get(ctx, req.NamespacedName, node)
+	if client.IgnoreNotFound(err) != nil {
+		return ctrl.Result{}, err
+	}
+	if done, err := n.presence(ctx, node, p, req.Name, err == nil); done || err != nil {
+		return ctrl.Result{}, err
+	}
+	dead := n.faults.dead(node.Name)
 	if err := n.meta(ctx, node, p, dead); err != nil {
 		return ctrl.Result{}, ignoreRace(err)
 	}
@@ -153,6 +162,32 @@ func (n *nodes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, e
 		return ctrl.Result{}, ignoreRace(err)
 	}
 	return ctrl.Result{RequeueAfter: beat}, nil
+}
+
+// presence deletes and registers a node as its switch says. done is true when there is nothing to bring up to date.
+func (n *nodes) presence(ctx context.Context, node *corev1.Node, p config.Pool, name string, there bool) (done bool, err error) {
+	away := n.faults.has(fault.NodeDeleted, name)
+	n.faults.mu.Lock()
+	back := n.faults.gone[name] && !away
+	if away {
+		n.faults.gone[name] = true
+	} else {
+		delete(n.faults.gone, name)
+	}
+	n.faults.mu.Unlock()
+	switch {
+	case away && there:
+		n.log.Info("simulated node is deleted, as switched", "node", name)
+		return true, client.IgnoreNotFound(n.Delete(ctx, node))
+	case back && !there:
+		n.log.Info("simulated node registers again", "node", name)
+		err := n.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: nodeLabels(p, name)}})
+		if apierrors.IsAlreadyExists(err) {
+			err = nil
+		}
+		return true, err
+	}
+	return !there, nil
 }
 
 func (n *nodes) meta(ctx context.Context, node *corev1.Node, p config.Pool, dead bool) error {
@@ -187,13 +222,23 @@ func (n *nodes) status(ctx context.Context, node *corev1.Node, p config.Pool, de
 	capacity := corev1.ResourceList{
 		corev1.ResourceCPU: count(p.CPUs), corev1.ResourceMemory: p.Memory, corev1.ResourcePods: count(250),
 		corev1.ResourceEphemeralStorage: resource.MustParse("1800Gi"),
-		corev1.ResourceName(p.Resource): count(p.GPUs),
 		// What KubeVirt's own device plugin gives to every node.
 		"devices.kubevirt.io/kvm": count(1000), "devices.kubevirt.io/tun": count(1000), "devices.kubevirt.io/vhost-net": count(1000),
 	}
+	devices := map[string]int{p.Resource: p.GPUs}
+	if p.HostDevice != "" {
+		devices[p.HostDevice] = p.HostDevices
+	}
+	if n.faults.has(fault.ResourceRenamed, node.Name) {
+		delete(devices, p.Resource)
+		devices[strings.ToLower(p.Resource)] = p.GPUs
+	}
 	allocatable := capacity.DeepCopy()
-	if n.faults.has(faultAllocatableZero, node.Name) {
-		allocatable[corev1.ResourceName(p.Resource)] = count(0)
+	for name, i := range devices {
+		capacity[corev1.ResourceName(name)], allocatable[corev1.ResourceName(name)] = count(i), count(i)
+		if n.faults.has(fault.AllocatableZero, node.Name) {
+			allocatable[corev1.ResourceName(name)] = count(0)
+		}
 	}
 	node.Status.Capacity, node.Status.Allocatable = capacity, allocatable
 	node.Status.NodeInfo = corev1.NodeSystemInfo{

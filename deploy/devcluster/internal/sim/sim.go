@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -58,7 +59,7 @@ type world struct {
 
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(corev1.AddToScheme(s), storagev1.AddToScheme(s), kubevirtv1.AddToScheme(s), cdiv1.AddToScheme(s))
+	return s, errors.Join(corev1.AddToScheme(s), admissionv1.AddToScheme(s), storagev1.AddToScheme(s), kubevirtv1.AddToScheme(s), cdiv1.AddToScheme(s))
 }
 
 // Start makes the nodes, starts the parts and returns when every node is ready for pods.
@@ -110,6 +111,7 @@ func Start(ctx context.Context, cfg *rest.Config, machines *guest.Runtime, o con
 		s.Stop()
 		return nil, errors.New("start the simulator: caches do not fill")
 	}
+	w.faults.read(ctx) // a node that is switched away must not be waited for
 	if err := (&nodes{w}).ensure(ctx); err != nil {
 		s.Stop()
 		return nil, fmt.Errorf("make the simulated nodes: %w", err)

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -13,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/controller"
 
 	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/bootstrap"
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 )
 
 // claims plays an external volume provisioner: a claim of a class of ours gets a volume, which the real binder binds.
@@ -44,9 +46,13 @@ func (c *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 	if class.Provisioner != bootstrap.Provisioner {
 		return ctrl.Result{}, nil
 	}
-	if class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer &&
-		pvc.Annotations["volume.kubernetes.io/selected-node"] == "" {
+	node := pvc.Annotations[selectedNode]
+	if waitsForNode(class, pvc) && node == "" {
 		return ctrl.Result{}, nil // the scheduler names a node when a pod wants the claim
+	}
+	if c.faults.has(fault.StoragePending, pvc.Name) {
+		c.event(pvc, corev1.EventTypeWarning, "ProvisioningFailed", "failed to provision volume with StorageClass %q: no space left in the pool (simulated)", class.Name)
+		return ctrl.Result{RequeueAfter: 2 * time.Second}, nil
 	}
 	policy := corev1.PersistentVolumeReclaimDelete
 	if class.ReclaimPolicy != nil {
@@ -71,10 +77,46 @@ func (c *claims) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, 
 			},
 		},
 	}
+	if node != "" {
+		// Node-local storage: the volume is where its first consumer was, and nowhere else.
+		pv.Spec.NodeAffinity = &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+			MatchExpressions: []corev1.NodeSelectorRequirement{{
+				Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{c.place(node)},
+			}},
+		}}}}
+	}
 	if err := c.Create(ctx, pv); err != nil && !apierrors.IsAlreadyExists(err) {
 		return ctrl.Result{}, err
 	}
 	return ctrl.Result{}, nil
+}
+
+const (
+	selectedNode  = "volume.kubernetes.io/selected-node"
+	bindImmediate = "cdi.kubevirt.io/storage.bind.immediate.requested"
+)
+
+// waitsForNode says whether a claim of a class must wait until a pod wants it.
+func waitsForNode(class *storagev1.StorageClass, pvc *corev1.PersistentVolumeClaim) bool {
+	if _, ok := pvc.Annotations[bindImmediate]; ok {
+		return false
+	}
+	return class.VolumeBindingMode != nil && *class.VolumeBindingMode == storagev1.VolumeBindingWaitForFirstConsumer
+}
+
+// place is the node on which a volume is made: the chosen one, or with the fault another one of its pool.
+func (c *claims) place(node string) string {
+	if !c.faults.has(fault.VolumeAstray, node) {
+		return node
+	}
+	for _, p := range c.options.Pools {
+		for i := range p.Nodes {
+			if nodeName(p, i) == node {
+				return nodeName(p, (i+1)%p.Nodes)
+			}
+		}
+	}
+	return node
 }
 
 // disks deletes volumes that the binder released, and with them what machines wrote.

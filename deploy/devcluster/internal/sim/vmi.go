@@ -21,6 +21,8 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
+
+	"github.com/cosmicac/cosmicac/deploy/devcluster/internal/fault"
 )
 
 // vmis plays virt-controller (this file) and virt-handler (handler.go) for every VMI. The two are one reconciler here,
@@ -131,7 +133,13 @@ func (v *vmis) step(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance,
 		}
 		return wait, nil
 	}
-	// The finalizer goes only when the phase is final and the pod is gone: then the GPU is free.
+	if chooser, err := v.chooser(ctx, vmi); err != nil || chooser != nil {
+		if err == nil && chooser.DeletionTimestamp == nil {
+			err = client.IgnoreNotFound(v.Delete(ctx, chooser, client.Preconditions{UID: &chooser.UID}))
+		}
+		return 500 * time.Millisecond, err
+	}
+	// The finalizer goes only when the phase is final and the pods are gone: then the GPU is free.
 	if final(vmi) {
 		if err := v.machines.Remove(string(vmi.UID)); err != nil {
 			return 0, err
@@ -160,12 +168,39 @@ func (v *vmis) pending(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstan
 	}
 	setPhase(vmi, kubevirtv1.Pending)
 	setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceReady, corev1.ConditionFalse, kubevirtv1.PodNotExistsReason, "virt-launcher pod has not yet been scheduled")
-	if ok, err := v.disksReady(ctx, vmi); err != nil || !ok {
-		return 5 * time.Second, err // events of the claims come sooner
+	ready, waiting, err := v.disksReady(ctx, vmi)
+	if err != nil {
+		return 0, err
+	}
+	chooser, err := v.chooser(ctx, vmi)
+	if err != nil {
+		return 0, err
+	}
+	if chooser != nil && !waiting {
+		// The node is chosen: the devices are free again until the real pod comes, as with KubeVirt.
+		dropVMICondition(vmi, kubevirtv1.VirtualMachineInstanceProvisioning)
+		if chooser.DeletionTimestamp == nil {
+			return time.Second, v.Delete(ctx, chooser, client.Preconditions{UID: &chooser.UID})
+		}
+		return time.Second, nil
+	}
+	if !ready && !waiting || chooser != nil {
+		return 2 * time.Second, nil // events of the claims come sooner
 	}
 	refusal, err := v.refusal(ctx, vmi)
 	if err != nil {
 		return 0, err
+	}
+	if waiting && refusal == "" {
+		setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceProvisioning, corev1.ConditionTrue, "", "a temporary pod chooses the node of disks that wait for their consumer (simulated)")
+		pod := launcher(vmi)
+		pod.Name = chooserName(vmi)
+		pod.Annotations[kubevirtv1.EphemeralProvisioningObject] = "true"
+		err := v.Create(ctx, pod)
+		if apierrors.IsAlreadyExists(err) {
+			err = nil
+		}
+		return 2 * time.Second, err
 	}
 	if refusal == "" {
 		made := launcher(vmi)
@@ -195,9 +230,20 @@ func (v *vmis) pending(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstan
 	return 0, nil
 }
 
-// disksReady holds the pod back until every disk has its content.
-func (v *vmis) disksReady(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (bool, error) {
-	wants, ready := false, true
+// chooser finds the temporary pod of a VMI.
+func (v *vmis) chooser(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (*corev1.Pod, error) {
+	pod := &corev1.Pod{}
+	err := v.live.Get(ctx, types.NamespacedName{Namespace: vmi.Namespace, Name: chooserName(vmi)}, pod)
+	if apierrors.IsNotFound(err) {
+		return nil, nil
+	}
+	return pod, err
+}
+
+// disksReady holds the pod back until every disk has its content; waiting says that one waits for a pod to want it.
+func (v *vmis) disksReady(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance) (ready, waiting bool, err error) {
+	wants := false
+	ready = true
 	for _, vol := range vmi.Spec.Volumes {
 		name := claimOf(vol)
 		if name == "" {
@@ -206,7 +252,7 @@ func (v *vmis) disksReady(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 		key := types.NamespacedName{Namespace: vmi.Namespace, Name: name}
 		err := v.Get(ctx, key, &corev1.PersistentVolumeClaim{})
 		if client.IgnoreNotFound(err) != nil {
-			return false, err
+			return false, false, err
 		}
 		if err != nil {
 			ready = false
@@ -220,8 +266,9 @@ func (v *vmis) disksReady(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 		wants = true
 		dv := &cdiv1.DataVolume{}
 		if err := v.Get(ctx, key, dv); client.IgnoreNotFound(err) != nil {
-			return false, err
+			return false, false, err
 		}
+		waiting = waiting || dv.Status.Phase == cdiv1.WaitForFirstConsumer
 		if dv.Status.Phase != cdiv1.Succeeded {
 			ready = false
 		}
@@ -233,7 +280,7 @@ func (v *vmis) disksReady(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 			setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceDataVolumesReady, corev1.ConditionFalse, kubevirtv1.VirtualMachineInstanceReasonNotAllDVsReady, "Not all of the VMI's DVs are ready")
 		}
 	}
-	return ready, nil
+	return ready, waiting, nil
 }
 
 // refusal says, in KubeVirt's words, why no pod can be rendered.
@@ -242,7 +289,13 @@ func (v *vmis) refusal(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstan
 	if err := v.Get(ctx, types.NamespacedName{Namespace: "kubevirt", Name: "kubevirt"}, kv); err != nil {
 		return "", err
 	}
-	if why := notPermitted(vmi, kv); why != "" {
+	why := notPermitted(vmi, kv)
+	for name := range devicesOf(vmi) {
+		if v.faults.has(fault.NotPermitted, name) {
+			why = fmt.Sprintf("GPU %s is not permitted in permittedHostDevices configuration", name)
+		}
+	}
+	if why != "" {
 		return "failed to render launch manifest: " + why, nil
 	}
 	for _, nad := range networksOf(vmi) {
