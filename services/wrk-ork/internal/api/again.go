@@ -41,7 +41,7 @@ func (s *Jobs) FenceAttempt(ctx context.Context, req *orkv1.FenceAttemptRequest)
 // priced checks what a job's GPUs cost. A limit that nobody could hold it to is
 // refused.
 func priced(spec *orkv1.JobSpec, p *orkv1.Price) error {
-	if p == nil && spec.CostLimitCents > 0 && spec.GetGpu().GetCount() > 0 {
+	if p == nil && spec.GetCostLimitCents() > 0 && spec.GetGpu().GetCount() > 0 {
 		return fault.New(fault.Invalid, "the job cannot be created: no price of %s is known, so its cost limit cannot be held", spec.GetGpu().GetModel()).
 			With(fault.Detail{Field: "cost_limit_cents", Rule: "needs a price of the GPU model, and none is known; an operator sets it at app-node"})
 	}

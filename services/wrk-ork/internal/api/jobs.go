@@ -49,13 +49,7 @@ type Jobs struct {
 // CreateJob implements orkv1.JobsServer.
 func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*orkv1.CreateJobResponse, error) {
 	checked, err := spec.Check(req.Spec)
-	if err != nil {
-		return nil, err
-	}
-	if err := spec.Owner(req.Owner); err != nil {
-		return nil, err
-	}
-	if err := spec.IdempotencyKey(req.IdempotencyKey); err != nil {
+	if err := together(err, priced(req.Spec, req.Price), spec.Owner(req.Owner), spec.IdempotencyKey(req.IdempotencyKey)); err != nil {
 		return nil, err
 	}
 	if req.Quota != nil {
@@ -69,9 +63,6 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 		if err := s.Store.PutQuotas(ctx, []*orkv1.ProjectQuota{req.Quota}); err != nil {
 			return nil, err
 		}
-	}
-	if err := priced(checked, req.Price); err != nil {
-		return nil, err
 	}
 	if req.DryRun {
 		return s.dryRun(ctx, checked, req.Owner)
@@ -93,6 +84,25 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 		return nil, err
 	}
 	return &orkv1.CreateJobResponse{Job: s.view(j), Existed: existed}, nil
+}
+
+// together is one refusal with every problem of several, nil when there is none.
+func together(errs ...error) error {
+	var first error
+	var details []fault.Detail
+	for _, err := range errs {
+		if err == nil {
+			continue
+		}
+		if first == nil {
+			first = err
+		}
+		details = append(details, fault.DetailsOf(err)...)
+	}
+	if first == nil || len(details) == len(fault.DetailsOf(first)) {
+		return first
+	}
+	return fault.New(fault.Invalid, "the job cannot be created: %d fields are not valid", len(details)).With(details...)
 }
 
 // checkID refuses what cannot be a job's id before the record is asked.

@@ -189,9 +189,9 @@ func TestAllProblemsOfASpecArriveWithTheirFields(t *testing.T) {
 	t.Parallel()
 	l := newLab(t, gpuNode("n1", 8))
 	s := containerSpec("a\nb", 5000)
-	s.DiskGib = 70_000
-	_, err := l.jobs.CreateJob(l.ctx, &orkv1.CreateJobRequest{Spec: s, Owner: &orkv1.Owner{ProjectId: "p-1"}})
-	if fault.KindOf(err) != fault.Invalid || len(fault.DetailsOf(err)) != 3 {
+	s.DiskGib, s.CostLimitCents = 70_000, 100
+	_, err := l.jobs.CreateJob(l.ctx, &orkv1.CreateJobRequest{Spec: s, Owner: &orkv1.Owner{}, IdempotencyKey: "\n"})
+	if fault.KindOf(err) != fault.Invalid || len(fault.DetailsOf(err)) != 6 {
 		t.Errorf("%v %v", err, fault.DetailsOf(err))
 	}
 }

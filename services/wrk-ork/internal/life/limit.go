@@ -40,10 +40,10 @@ func limit(j *job.Job, s Sight) {
 				return
 			}
 		}
-		rack, drained := s.Racks[a.RackID], false
-		drained = !rack.DrainDeadline.IsZero() && !s.Now.Before(rack.DrainDeadline)
-		if !drained || job.Ended(a.State) || a.State == queued || a.State == stopping {
-			continue
+		rack := s.Racks[a.RackID]
+		drained := !rack.DrainDeadline.IsZero() && !s.Now.Before(rack.DrainDeadline)
+		if !drained || (a.State != provisioning && a.State != starting && a.State != running) {
+			continue // a plan that is not claimed yet is refused by the worker
 		}
 		if !j.Inference() {
 			stopAll(orkv1.Reason_REASON_DRAINED, fmt.Sprintf("rack %s was drained and the time for that is over", a.RackID), rack.DrainActor)

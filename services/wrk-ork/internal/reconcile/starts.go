@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"strings"
+	"time"
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 )
@@ -15,14 +16,19 @@ type starts struct {
 	under  map[string]int
 }
 
+// unprovenLife is how long a start counts that has not come up: one whose disk is
+// filled for an hour must not hold up the others for as long.
+const unprovenLife = 5 * time.Minute
+
 func (l *Loop) countStarts(live []*job.Job) *starts {
 	s := &starts{most: l.o.Unproven, proven: make(map[string]bool), under: make(map[string]int)}
+	now := l.o.Clock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, j := range live {
 		for _, r := range j.Replicas {
 			for _, a := range r.Attempts {
-				if a.Gone || a.RackID == "" {
+				if a.Gone || a.RackID == "" || a.Abandoned.Set() {
 					continue
 				}
 				w := l.seen[a.ID]
@@ -30,7 +36,7 @@ func (l *Loop) countStarts(live []*job.Job) *starts {
 					switch {
 					case !a.UpAt.IsZero():
 						s.proven[key] = true
-					case job.Ended(a.State):
+					case job.Ended(a.State) || !a.ClaimedAt.IsZero() && now.Sub(a.ClaimedAt) > unprovenLife:
 					case a.Sent || (w != nil && w.proposing):
 						s.under[key]++
 					}

@@ -172,8 +172,13 @@ func (s *Store) ForgetRack(ctx context.Context, id string) error {
 		if live > 0 {
 			return fault.New(fault.FailedPrecondition, "rack %s may still hold the root disks of %d ended jobs (%s is one of them); delete the jobs first", id, live, one.String)
 		}
-		_, err := tx.ExecContext(ctx, `DELETE FROM racks WHERE id = ?`, id)
-		return err
+		for _, q := range []string{`DELETE FROM quarantines WHERE rack_id = ?`, `DELETE FROM start_failures WHERE rack_id = ?`, `DELETE FROM racks WHERE id = ?`} {
+			if _, err := tx.ExecContext(ctx, q, id); err != nil {
+				return err
+			}
+		}
+		s.closed.Store(true)
+		return nil
 	})
 }
 
