@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end bench-mesh images lint generate install clean
+.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end bench-mesh bench-placement images lint generate install clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 20
@@ -33,6 +33,9 @@ test-end-to-end: build ## The whole platform: main job, killed daemons, stranger
 
 bench-mesh: ## Measure the mesh beside gRPC, NATS and Holepunch, 20 minutes (SHORT=1: 3; FIGURES=unary,bulk; JSON=FILE)
 	@scripts/bench.sh mesh
+
+bench-placement: ## Measure placement on 10,000 nodes beside first fit, best fit and kube-scheduler (SEED=n; JSON=FILE)
+	@scripts/bench.sh placement
 
 test-crowd: ## 200 nodes in one DHT, 10,000 connections: by hand, not part of `make test`
 	@scripts/test.sh crowd

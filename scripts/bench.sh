@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measure one part of the product beside what others build on: mesh.
+# Measure one part of the product beside what others build on: mesh, placement.
 . "$(dirname "$0")/lib.sh"
 
 case "${1:-}" in
@@ -17,8 +17,16 @@ mesh)
   [ -z "${CPUPROFILE:-}" ] || flags+=(-cpuprofile "$CPUPROFILE")
   exec "$bin/bench-mesh" "${flags[@]}"
   ;;
+placement)
+  say "building bench-placement"
+  CGO_ENABLED=0 go build -o "$bin/bench-placement" ./services/wrk-ork/internal/placement/bench
+  flags=()
+  [ -z "${SEED:-}" ] || flags+=(-seed "$SEED")
+  [ -z "${JSON:-}" ] || flags+=(-json "$JSON")
+  exec "$bin/bench-placement" "${flags[@]}"
+  ;;
 *)
-  echo "bench: unknown part ${1:-} (mesh)" >&2
+  echo "bench: unknown part ${1:-} (mesh, placement)" >&2
   exit 2
   ;;
 esac

@@ -263,8 +263,12 @@ func (a *ask) choose(racks []*rackState) (best option, ok bool) {
 			continue
 		}
 		for _, k := range a.shapes(r) {
-			if o, found := a.fill(r, int(k)); found && (!ok || a.compare(&o, &best) < 0) {
+			o, found := a.fill(r, int(k))
+			if found && (!ok || a.compare(&o, &best) < 0) {
 				best, ok = o, true
+			}
+			if found && !o.avoided && o.shared == 0 {
+				break // more nodes are no better
 			}
 		}
 	}
