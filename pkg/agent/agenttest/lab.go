@@ -53,6 +53,7 @@ func (c *Clock) Move(d time.Duration) { c.ahead.Add(int64(d)) }
 // Lab is the network.
 type Lab struct {
 	t       testing.TB
+	host    string // the IPv4 address that everybody listens on
 	founder *trust.Network
 	root    *identity.Key
 	app     *identity.Key
@@ -77,10 +78,16 @@ func key(t testing.TB) *identity.Key {
 	return k
 }
 
-// New starts the bootstraps and wrk-ork; all end with the test.
+// New starts the bootstraps and wrk-ork on 127.0.0.1; all end with the test.
 func New(t testing.TB) *Lab {
 	t.Helper()
-	l := &Lab{t: t, root: key(t), app: key(t), proxy: key(t), CertificateLife: 24 * time.Hour}
+	return NewAt(t, "127.0.0.1")
+}
+
+// NewAt is New on another IPv4 address of this host.
+func NewAt(t testing.TB, host string) *Lab {
+	t.Helper()
+	l := &Lab{t: t, host: host, root: key(t), app: key(t), proxy: key(t), CertificateLife: 24 * time.Hour}
 	orkKey := key(t)
 	bootKeys := []*identity.Key{key(t), key(t)}
 	now := timestamppb.Now()
@@ -111,7 +118,7 @@ func New(t testing.TB) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Ork = &Ork{lab: l, key: orkKey, token: hex.EncodeToString(randomBytes(16)), listen: "/ip4/127.0.0.1/tcp/0"}
+	l.Ork = &Ork{lab: l, key: orkKey, token: hex.EncodeToString(randomBytes(16)), listen: "/ip4/" + host + "/tcp/0"}
 	l.Ork.Up()
 	return l
 }
@@ -146,7 +153,7 @@ func (l *Lab) Start(k *identity.Key, set func(*mesh.Options), before func(*mesh.
 
 func (l *Lab) start(k *identity.Key, set func(*mesh.Options), before func(*mesh.Node)) *mesh.Node {
 	l.t.Helper()
-	o := mesh.Options{Key: k, Network: l.network(), Listen: []string{"/ip4/127.0.0.1/tcp/0"}, DHT: mesh.DHTOff, Clock: l.Clock.Now}
+	o := mesh.Options{Key: k, Network: l.network(), Listen: []string{"/ip4/" + l.host + "/tcp/0"}, DHT: mesh.DHTOff, Clock: l.Clock.Now}
 	if set != nil {
 		set(&o)
 	}
@@ -219,13 +226,13 @@ const (
 	UserID    = "u-test"
 )
 
-// Seed is that of the lab's one attempt, simulated and on 127.0.0.1.
+// Seed is that of the lab's one attempt, simulated and on the lab's address.
 func (l *Lab) Seed() *agentv1.Seed {
 	id := l.founder.ID()
 	return &agentv1.Seed{
 		Version: 1, NetworkId: id[:], RootKeys: l.founder.RootKeys(), Bootstraps: l.boots, OrkKey: l.Ork.key.ID().String(),
 		OrkAddresses: l.Ork.Addresses(), JobId: JobID, ReplicaId: ReplicaID, AttemptId: AttemptID, RackId: RackID, JoinToken: l.Ork.token,
-		GpuCount: 1, GpuModel: "GH100_H100_SXM5_80GB", Simulated: true, MeshListen: "127.0.0.1",
+		GpuCount: 1, GpuModel: "GH100_H100_SXM5_80GB", Simulated: true, MeshListen: l.host,
 	}
 }
 

@@ -65,8 +65,8 @@ func shell(client *mesh.Node, card *meshv1.Card) (*ssh.Client, error) {
 func run(c *ssh.Client, line string) (string, int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	defer cancel()
-	var out bytes.Buffer
-	status, err := c.Exec(ctx, ssh.Command{Line: line, Output: &out, Errors: &out})
+	var out, errs bytes.Buffer
+	status, err := c.Exec(ctx, ssh.Command{Line: line, Output: &out, Errors: &errs})
 	return strings.TrimSpace(out.String()), status, err
 }
 
