@@ -2,9 +2,9 @@
 # The agent's way in, in a real virtual machine: a Debian root boots under qemu
 # with the seed and the agent disk that the worker makes, joins a mesh, gives a
 # shell, is rebooted and comes back by itself. By hand, not part of `make test`:
-# without KVM the machine is emulated: about 3 minutes, and 5 to 10 more for the
-# first run's root image. Needs root (apt,
-# debootstrap, a network namespace). Run after build.sh and images.sh.
+# without KVM the machine is emulated, which takes 3 minutes, and the first run's
+# root image takes 5 to 10 more. Needs root (apt, debootstrap, a network
+# namespace). Run after build.sh and images.sh.
 . "$(dirname "$0")/lib.sh"
 
 skip() { say "skipped: $*"; echo "test-vm: skipped, nothing was proved: $*"; exit 0; }
