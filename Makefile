@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end bench-mesh bench-placement images lint generate install clean
+.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end bench-mesh bench-placement images test-vm lint generate install clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 20
@@ -42,6 +42,9 @@ test-crowd: ## 200 nodes in one DHT, 10,000 connections: by hand, not part of `m
 
 images: build ## Build the agent disk's container image into build/images (REGISTRY=host/path pushes it)
 	@scripts/images.sh
+
+test-vm: images ## The agent in a real virtual machine under qemu: by hand, as root, not part of `make test`
+	@scripts/test-vm.sh
 
 lint: ## gofmt, vet, staticcheck, buf lint, stale and breaking wire code
 	@scripts/lint.sh
