@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end bench-mesh bench-placement images test-vm lint generate install clean
+.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end soak bench-mesh bench-placement images test-vm lint generate install clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 20
@@ -30,6 +30,9 @@ test-ui: build ## Tests of the web interface in Chromium
 
 test-end-to-end: build ## The whole platform: main job, killed daemons, strangers, bad input
 	@scripts/test.sh end-to-end
+
+soak: build ## Random trouble for the whole platform, an hour (SEED=N replays; ROUNDS=N or DURATION=8h; TRACE=1)
+	@SEED=$(SEED) ROUNDS=$(ROUNDS) DURATION=$(DURATION) TRACE=$(TRACE) scripts/soak.sh
 
 bench-mesh: ## Measure the mesh beside gRPC, NATS and Holepunch, 20 minutes (SHORT=1: 3; FIGURES=unary,bulk; JSON=FILE)
 	@scripts/bench.sh mesh

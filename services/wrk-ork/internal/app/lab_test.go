@@ -77,6 +77,7 @@ type lab struct {
 	rack    *mesh.Node    // the worker's node
 	key     *identity.Key // the worker's
 	bootKey *identity.Key // a bootstrap's; no test needs one to run
+	app2Key *identity.Key // of a second app-node; see otherApp
 }
 
 func newKey(t *testing.T) *identity.Key {
@@ -111,7 +112,7 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
 		}
 	}
 	root, appKey := newKey(t), newKey(t)
-	l.bootKey = newKey(t)
+	l.bootKey, l.app2Key = newKey(t), newKey(t)
 	member := func(k *identity.Key, name string, role meshv1.Role) *meshv1.Member {
 		return &meshv1.Member{Key: k.ID().String(), Name: name, Roles: []meshv1.Role{role}, AdmittedAt: timestamppb.Now()}
 	}
@@ -120,7 +121,7 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
 	var err error
 	l.founder, err = trust.Create(folder, "lab", root, nil, []*meshv1.Member{
 		ork, member(appKey, "app", meshv1.Role_ROLE_APP_NODE), member(l.key, "worker", meshv1.Role_ROLE_WORKER),
-		member(l.bootKey, "boot", meshv1.Role_ROLE_BOOTSTRAP),
+		member(l.bootKey, "boot", meshv1.Role_ROLE_BOOTSTRAP), member(l.app2Key, "app2", meshv1.Role_ROLE_APP_NODE),
 	}, nil)
 	if err != nil {
 		t.Fatal(err)

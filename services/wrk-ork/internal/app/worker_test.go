@@ -39,6 +39,7 @@ type fakeWorker struct {
 	slowDelete time.Duration // deletion takes that long
 	boot       bool          // VMs come up by themselves
 	unnamed    bool          // VMs have no uid yet
+	fabric     bool          // InfiniBand and the overlay join its nodes
 
 	reject     map[string]int // by node: so many pods are rejected after they were claimed
 	rejections int
@@ -89,7 +90,7 @@ func (w *fakeWorker) report() (*workerv1.WatchRackResponse, <-chan struct{}) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.sequence++
-	r := &workerv1.WatchRackResponse{RackId: w.rackID, Sequence: w.sequence, Synced: w.synced, Simulated: true, Version: "test"}
+	r := &workerv1.WatchRackResponse{RackId: w.rackID, Sequence: w.sequence, Synced: w.synced, Simulated: true, Version: "test", Fabric: w.fabric}
 	if !w.synced {
 		return r, w.changed
 	}
