@@ -64,6 +64,7 @@ var (
 	jobsDesc      = prometheus.NewDesc("cosmicac_ork_jobs", "Recorded jobs by state.", []string{"state"}, nil)
 	racksDesc     = prometheus.NewDesc("cosmicac_ork_racks", "Rack entries.", nil, nil)
 	connectedDesc = prometheus.NewDesc("cosmicac_ork_racks_connected", "Racks whose worker is watched now.", nil, nil)
+	closedDesc    = prometheus.NewDesc("cosmicac_ork_quarantines", "Nodes, or GPU models of a node, that are left out of placement.", nil, nil)
 	gpusDesc      = prometheus.NewDesc("cosmicac_ork_gpus", "GPUs of the racks' newest reports: total, held, offerable.", []string{"count"}, nil)
 )
 
@@ -75,7 +76,7 @@ type scrape struct {
 
 // Describe implements prometheus.Collector.
 func (s *scrape) Describe(out chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{jobsDesc, racksDesc, connectedDesc, gpusDesc} {
+	for _, d := range []*prometheus.Desc{jobsDesc, racksDesc, connectedDesc, closedDesc, gpusDesc} {
 		out <- d
 	}
 }
@@ -93,8 +94,9 @@ func (s *scrape) Collect(out chan<- prometheus.Metric) {
 		}
 	}
 	views := s.views()
-	connected, total, held, offerable := 0, 0, 0, 0
+	connected, closed, total, held, offerable := 0, 0, 0, 0, 0
 	for _, v := range views {
+		closed += len(v.Quarantined)
 		if v.Connected {
 			connected++
 		}
@@ -108,6 +110,7 @@ func (s *scrape) Collect(out chan<- prometheus.Metric) {
 	}
 	gauge(racksDesc, float64(len(views)))
 	gauge(connectedDesc, float64(connected))
+	gauge(closedDesc, float64(closed))
 	gauge(gpusDesc, float64(total), "total")
 	gauge(gpusDesc, float64(held), "held")
 	gauge(gpusDesc, float64(offerable), "offerable")
