@@ -47,8 +47,10 @@ func (n *Node) watch() {
 				n.recheck(s)
 			}
 		}
-		if tick%40 == 0 {
+		if tick%12 == 0 { // idle for 3 to 6 s
 			n.restClients()
+		}
+		if tick%40 == 0 {
 			n.sessions.forgetPast(20 * time.Second)
 			n.dropFormer()
 			n.dropDoubles()
@@ -96,6 +98,7 @@ func (n *Node) look(s *session, now int64) {
 	}
 	if s.watched.Load() == 0 && s.heard.Load() > s.doubted.Load() {
 		s.suspect.Store(false)
+		n.restPings(s)
 		return
 	}
 	silent := time.Duration(now - s.heard.Load())
@@ -186,6 +189,18 @@ func (n *Node) ping(s *session, limit time.Duration) {
 	}
 	s.rtt.Store(int64(time.Since(began)))
 	s.heard.Store(n.monotonic())
+}
+
+// restPings closes the stream of pings of a session that nobody watches now.
+func (n *Node) restPings(s *session) {
+	if !s.pinging.CompareAndSwap(false, true) {
+		return
+	}
+	defer s.pinging.Store(false)
+	if s.pings != nil {
+		_ = s.pings.stream.Reset()
+		s.pings = nil
+	}
 }
 
 // servePing answers pings until the other side ends them.

@@ -124,6 +124,10 @@ func (p *Program) CallEach(to *MeshEndpoint, _ *None) error {
 
 const memoryGroup = "memory"
 
+// idleAfter is how long a connection takes to give back what identify and the first
+// calls opened: streams of calls go after 3 to 6 s.
+const idleAfter = 12 * time.Second
+
 func (b *bench) measureMemory() error {
 	b.say("memory: one idle node")
 	f, err := found(meshv1.Role_ROLE_ORK)
@@ -206,7 +210,7 @@ func (b *bench) measureConnections(transport string) error {
 			return err
 		}
 	}
-	time.Sleep(5 * time.Second) // identify, and what the dialogue left behind
+	time.Sleep(idleAfter)
 	idle, err := b.full(server)
 	if err != nil {
 		return err
