@@ -23,7 +23,7 @@ for part in "${parts[@]}"; do
     ;;
   end-to-end)
     say "the whole platform, end to end"
-    COSMICAC_END_TO_END=1 go test -count=1 -timeout 30m -v -run EndToEnd ./services/cosmicac-cli/internal/demo
+    COSMICAC_END_TO_END=1 go test -count=1 -timeout 30m -p 1 -v -run EndToEnd ./services/cosmicac-cli/internal/demo ./services/cosmicac-cli/internal/soak
     ;;
   crowd)
     say "crowds in one process: 200 nodes, 10,000 connections (minutes of both cores)"

@@ -45,7 +45,9 @@ type Options struct {
 	Once bool
 	// SkipMainJob only starts the platform.
 	SkipMainJob bool
-	Out         io.Writer
+	// ClusterFlags go to cosmicac-devcluster beside the demo's own.
+	ClusterFlags []string
+	Out          io.Writer
 }
 
 // Demo is a running platform.
@@ -339,6 +341,7 @@ func (d *Demo) startCluster(ctx context.Context) error {
 		cmd := exec.Command(filepath.Join(d.o.Bin, "cosmicac-devcluster"), "up", "--dir", filepath.Join(d.dir, "cluster", "data"),
 			"--manifests", filepath.Join(d.o.Repository, "deploy", "kubernetes"), "--agent-dir", d.o.Bin,
 			"--kubeconfig-for", WorkerNamespace+"/cosmicac-worker="+filepath.Join(d.dir, "cluster", "worker.kubeconfig"))
+		cmd.Args = append(cmd.Args, d.o.ClusterFlags...)
 		if f, err := os.OpenFile(ready, os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600); err == nil {
 			cmd.Stdout = f
 		}
