@@ -179,5 +179,6 @@ func (e *environment) doctorCommand() *cobra.Command {
 		},
 	}
 	c.Flags().StringVar(&operator, "operator", "", "operator folder (default: COSMICAC_OPERATOR_DIR, /etc/cosmicac/operator)")
+	c.AddCommand(e.leaksCommand())
 	return c
 }

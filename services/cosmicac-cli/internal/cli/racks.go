@@ -12,7 +12,7 @@ import (
 )
 
 func (e *environment) racksCommand() *cobra.Command {
-	c := &cobra.Command{Use: "racks", Short: "The GPU capacity behind each worker", Args: cobra.NoArgs, RunE: helpOnly}
+	c := &cobra.Command{Use: "racks", Aliases: []string{"rack"}, Short: "The GPU capacity behind each worker", Args: cobra.NoArgs, RunE: helpOnly}
 	filter := url.Values{}
 	var listLocation, listType string
 	var keys bool
@@ -106,7 +106,7 @@ func (e *environment) racksCommand() *cobra.Command {
 			return nil
 		}}
 	}
-	c.AddCommand(list, put,
+	c.AddCommand(list, put, e.rackCheckCommand(),
 		act("cordon", "Give no new GPUs of a rack", "POST", "/cordon", map[string]bool{"cordoned": true}, "cordoned"),
 		act("uncordon", "Give its GPUs again; ends a drain", "POST", "/cordon", map[string]bool{"cordoned": false}, "uncordoned"),
 		e.racksDrainCommand(), e.racksForgetCommand(), e.racksForgottenCommand(),
