@@ -55,9 +55,9 @@ type Retries struct {
 
 // Quarantine is when a node is closed that fails to start what is placed there.
 type Quarantine struct {
-	Failures       int           `yaml:"failures"`
-	Window         time.Duration `yaml:"window"`
-	UnprovenStarts int           `yaml:"unproven_starts"`
+	Failures     int           `yaml:"failures"`
+	Window       time.Duration `yaml:"window"`
+	StartsAtOnce int           `yaml:"starts_at_once"`
 }
 
 // Retention is how long what is kept.
@@ -101,7 +101,7 @@ func Defaults() Config {
 			RestartFirst: l.RestartFirst, RestartMost: l.RestartMost, RestartCount: l.RestartCount, HealthyAfter: l.HealthyAfter,
 			StartCount: l.StartCount,
 		},
-		Quarantine: Quarantine{Failures: p.QuarantineFailures, Window: p.QuarantineWindow, UnprovenStarts: 4},
+		Quarantine: Quarantine{Failures: p.QuarantineFailures, Window: p.QuarantineWindow, StartsAtOnce: 4},
 		Retention:  Retention{Tombstones: p.Tombstones, IdempotencyKeys: p.IdempotencyKeys, Events: p.Events, EventsPerJob: p.EventsPerJob},
 		Placement:  Placement{ReserveAfter: 10 * time.Minute, Age: 10 * time.Minute},
 		Agents:     Agents{CertificateLife: 24 * time.Hour, TokenLife: 30 * time.Minute},
@@ -163,7 +163,7 @@ func (c Config) Validate() []fault.Detail {
 	for _, k := range []struct {
 		key   string
 		value int
-	}{{"quarantine.failures", c.Quarantine.Failures}, {"quarantine.unproven_starts", c.Quarantine.UnprovenStarts}, {"retention.events_per_job", c.Retention.EventsPerJob}} {
+	}{{"quarantine.failures", c.Quarantine.Failures}, {"quarantine.starts_at_once", c.Quarantine.StartsAtOnce}, {"retention.events_per_job", c.Retention.EventsPerJob}} {
 		if k.value < 1 {
 			faults = append(faults, fault.Detail{Field: k.key, Rule: "must be at least 1"})
 		}

@@ -107,7 +107,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		Seeds:  func() reconcile.Seeds { return seeds(node) },
 		Limits: s.Config.Limits(), NewID: source.New, Clock: s.Clock, Log: s.Log.Named("jobs"),
 		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter, Age: s.Config.Placement.Age, Alive: s.Alive,
-		Unproven: s.Config.Quarantine.UnprovenStarts, Stood: watch.stood,
+		StartsAtOnce: s.Config.Quarantine.StartsAtOnce, Stood: watch.stood,
 	})
 	board := endpoint.New(store, hub)
 

@@ -29,6 +29,10 @@ func TestABrokenNodeIsClosedAfterAFewFailuresAndEveryJobRunsElsewhere(t *testing
 	t.Parallel()
 	// The broken node is the one that fits best, and always looks free.
 	l := newLab(t, gpuNode("bad", 8), gpuNode("n2", 16), gpuNode("n3", 16))
+	before := l.await(l.create(containerSpec("before", 1)).Id, orkv1.State_STATE_PROVISIONING)
+	if newest(before).Nodes[0].NodeName != "bad" {
+		t.Fatalf("%v", before)
+	}
 	l.worker.change(func() { l.worker.reject = map[string]int{"bad": 1000} })
 	var ids []string
 	for i := range 20 {
@@ -69,7 +73,7 @@ func TestABrokenNodeIsClosedAfterAFewFailuresAndEveryJobRunsElsewhere(t *testing
 	if all := l.quarantines(); len(all) != 0 {
 		t.Errorf("after it was lifted: %v", all)
 	}
-	full := l.create(containerSpec("whole", 8))
+	full := l.create(containerSpec("rest", 7))
 	if j := l.await(full.Id, orkv1.State_STATE_PROVISIONING); newest(j).Nodes[0].NodeName != "bad" {
 		t.Errorf("the repaired node is not used: %v", j)
 	}
@@ -211,11 +215,13 @@ func TestAnUnusedContainerIsStoppedAndSaysSo(t *testing.T) {
 	j := l.create(s)
 	l.boot(newest(l.await(j.Id, orkv1.State_STATE_PROVISIONING)).Id)
 	l.await(j.Id, orkv1.State_STATE_RUNNING)
-	// Time goes by, in steps that are no stand-still: one a pass of the loop.
+	// Time goes by, in steps that are no stand-still, and slowly enough for the loop to
+	// look at every job in between.
 	stopping := false
 	now := l.get(j.Id)
 	for deadline := time.Now().Add(5 * patience); now.State != orkv1.State_STATE_STOPPED && time.Now().Before(deadline); now = l.get(j.Id) {
-		l.ahead.Add(int64(4 * time.Second))
+		l.ahead.Add(int64(2 * time.Second))
+		time.Sleep(400 * time.Millisecond)
 		before := l.passes.Load()
 		l.eventually("the loop looks", func() bool { return l.passes.Load() > before })
 		c := condition(now, "idle")

@@ -191,7 +191,7 @@ func refused(l Limits, a *job.Attempt, ans *Answer, now time.Time) {
 		a.RefusedNodes = append(a.RefusedNodes, key)
 	}
 	switch ans.Reason {
-	case orkv1.Reason_REASON_NEVER_FITS, orkv1.Reason_REASON_NO_FABRIC,
+	case orkv1.Reason_REASON_NEVER_FITS, orkv1.Reason_REASON_NO_FABRIC, orkv1.Reason_REASON_FABRIC_COUNT,
 		orkv1.Reason_REASON_IMAGE_UNAVAILABLE, orkv1.Reason_REASON_UNKNOWN_MODEL,
 		orkv1.Reason_REASON_CLUSTER_REFUSED:
 		if a.Refusals >= l.RefusalsFinal {
@@ -316,7 +316,7 @@ func stepProvisioning(l Limits, a *job.Attempt, seen Attempt, rack Rack, s Sight
 	case workerv1.AttemptPhase_ATTEMPT_PHASE_DELETING:
 		a.Reason = st.Reason
 	}
-	a.Message = bound(st.Message)
+	a.Message = orText(bound(st.Message), "the cluster makes what it needs")
 	if st.Phase == workerv1.AttemptPhase_ATTEMPT_PHASE_IMPORTING && st.ImportPercent > 0 && st.ImportPercent <= 100 {
 		a.Message = bound(strings.TrimSpace(fmt.Sprintf("%d %% %s", st.ImportPercent, st.Message)))
 	}

@@ -145,7 +145,7 @@ func events(was, is *job.Job, s Sight) []job.Event {
 			case !old.Gone && a.Gone:
 				add(a.RackID, "the cluster says that nothing of it is left")
 			}
-			if old.Unreachable.Set() != a.Unreachable.Set() {
+			if old.Unreachable.Set() != a.Unreachable.Set() && !job.Ended(a.State) {
 				add("ork", orText(a.Unreachable.Message, "it is heard of again"))
 			}
 			if a.Draining.Set() && old.Draining.Message != a.Draining.Message {
@@ -168,7 +168,7 @@ func causedBy(j *job.Job, a *job.Attempt) string {
 	switch {
 	case a.State == stopping || a.State == cancelled || a.State == stopped:
 		return orText(j.Actor, "ork")
-	case a.State == queued || a.RackID == "":
+	case a.State == queued || a.State == reserving || a.RackID == "":
 		return "ork"
 	}
 	return a.RackID

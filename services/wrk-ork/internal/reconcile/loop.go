@@ -84,10 +84,9 @@ type Options struct {
 	ReserveAfter time.Duration
 	// Age is how long a wait counts for one step of priority.
 	Age time.Duration
-	// Unproven is how many VMs may be started at once on a node for a GPU model of
-	// which none is known to have come up there: a node that fails every start
-	// must not take in all that waits.
-	Unproven int
+	// StartsAtOnce is how many VMs are started at once on a node for one GPU model: a
+	// node that fails every start must not take in all that waits.
+	StartsAtOnce int
 	// Stood is told when the process had stood still for a while; may be nil.
 	Stood func(time.Duration)
 	// Alive is told at each pass; may be nil.

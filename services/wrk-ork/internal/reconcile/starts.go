@@ -7,39 +7,32 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/job"
 )
 
-// starts counts, for one pass, the starts under way on each node and model of
-// which none is known to have come up there. With the quarantine it bounds how
-// many attempts a broken node can spoil before it is closed.
+// starts counts, for one pass, the VMs that are being started on each node for each
+// GPU model. With the quarantine it bounds how many attempts a node can spoil that
+// has broken and looks empty.
 type starts struct {
-	most   int
-	proven map[string]bool
-	under  map[string]int
+	most  int
+	under map[string]int
 }
 
-// unprovenLife is how long a start counts that has not come up: one whose disk is
-// filled for an hour must not hold up the others for as long.
-const unprovenLife = 5 * time.Minute
+// startLife is how long a start counts: one whose disk is filled for an hour must
+// not hold up the others for as long.
+const startLife = 5 * time.Minute
 
 func (l *Loop) countStarts(live []*job.Job) *starts {
-	s := &starts{most: l.o.Unproven, proven: make(map[string]bool), under: make(map[string]int)}
+	s := &starts{most: l.o.StartsAtOnce, under: make(map[string]int)}
 	now := l.o.Clock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, j := range live {
 		for _, r := range j.Replicas {
-			for _, a := range r.Attempts {
-				if a.Gone || a.RackID == "" || a.Abandoned.Set() {
-					continue
-				}
-				w := l.seen[a.ID]
+			a := r.Newest()
+			if a.Gone || a.Abandoned.Set() || job.Ended(a.State) || !a.UpAt.IsZero() || !a.ClaimedAt.IsZero() && now.Sub(a.ClaimedAt) > startLife {
+				continue
+			}
+			if w := l.seen[a.ID]; a.Sent || w != nil && w.proposing {
 				for _, key := range placesOf(a) {
-					switch {
-					case !a.UpAt.IsZero():
-						s.proven[key] = true
-					case job.Ended(a.State) || !a.ClaimedAt.IsZero() && now.Sub(a.ClaimedAt) > unprovenLife:
-					case a.Sent || (w != nil && w.proposing):
-						s.under[key]++
-					}
+					s.under[key]++
 				}
 			}
 		}
@@ -55,7 +48,7 @@ func (s *starts) admit(a *job.Attempt) bool {
 	}
 	places := placesOf(a)
 	for _, key := range places {
-		if !s.proven[key] && s.under[key] >= s.most {
+		if s.under[key] >= s.most {
 			return false
 		}
 	}
