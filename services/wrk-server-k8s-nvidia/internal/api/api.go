@@ -2,12 +2,13 @@
 // requests into calls of package graph and streams reports.
 //
 // It keeps only the operator's rack entry, as ork last told it, and checks no
-// role: the mesh lets ork alone call, by the wire file's options.
+// role: the mesh lets in whom the wire file's options name.
 package api
 
 import (
 	"context"
 	"sync/atomic"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
@@ -45,6 +46,8 @@ type Server struct {
 	Entry  *Entry
 	Tenure *tenure.Tenure
 	Log    hclog.Logger
+	// Check runs the readiness check of the cluster.
+	Check func(context.Context) []*workerv1.CheckFinding
 	// Answers counts answers of ApplyAttempt by their reason; may be nil.
 	Answers *prometheus.CounterVec
 }
@@ -135,4 +138,25 @@ func (s *Server) DeleteJobDisks(ctx context.Context, req *workerv1.DeleteJobDisk
 	}
 	s.Hub.Changed()
 	return &workerv1.DeleteJobDisksResponse{}, nil
+}
+
+// callTime bounds what is asked of the cluster on behalf of a caller.
+const callTime = time.Minute
+
+// ListHoldings implements workerv1.RackServer.
+func (s *Server) ListHoldings(ctx context.Context, _ *workerv1.ListHoldingsRequest) (*workerv1.ListHoldingsResponse, error) {
+	if err := s.serving(); err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	return s.Engine.Holdings(ctx), nil
+}
+
+// CheckRack implements workerv1.RackServer. It answers also while another
+// process works on the rack: it only looks.
+func (s *Server) CheckRack(ctx context.Context, _ *workerv1.CheckRackRequest) (*workerv1.CheckRackResponse, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	return &workerv1.CheckRackResponse{Findings: s.Check(ctx)}, nil
 }

@@ -60,6 +60,9 @@ func Run(ctx context.Context, env *daemon.Env, c Config) error {
 		client: func(p peer.ID) grpc.ClientConnInterface { return node.Client(p) }, keep: func(p peer.ID) func() { return node.Keep(p) },
 	}
 	env.Go("register", r.run)
+	env.Go("reach", func(ctx context.Context) error {
+		return followMesh(ctx, env.Network, node.FindCard, w.Server.Engine.SetReach)
+	})
 	env.Ready()
 	<-ctx.Done()
 	return nil

@@ -11,7 +11,6 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -79,12 +78,10 @@ func (c *chaos) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// TestABadWayToTheClusterMakesNothingTwiceAndLosesNothing lets replies get
-// lost after the fact, refuses, delays and cuts.
-func TestABadWayToTheClusterMakesNothingTwiceAndLosesNothing(t *testing.T) {
-	t.Parallel()
-	d := start(t)
-	config, err := clientcmd.BuildConfigFromFlags("", d.kubeconfig)
+// proxyTo is a way to the cluster of a kubeconfig, with its credentials.
+func proxyTo(t *testing.T, kubeconfig string) *httputil.ReverseProxy {
+	t.Helper()
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,27 +93,45 @@ func TestABadWayToTheClusterMakesNothingTwiceAndLosesNothing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	bad := &chaos{met: map[string]int{}, proxy: &httputil.ReverseProxy{
+	return &httputil.ReverseProxy{
 		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(target) },
 		Transport:     transport,
 		FlushInterval: -1,
 		ErrorLog:      log.New(io.Discard, "", 0),
 		ErrorHandler:  func(http.ResponseWriter, *http.Request, error) { panic(http.ErrAbortHandler) },
-	}}
+	}
+}
+
+func kubeconfigText(server string) string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+current-context: c
+clusters: [{name: c, cluster: {server: %q}}]
+contexts: [{name: c, context: {cluster: c}}]
+`, server)
+}
+
+// plainKubeconfig leads to a server that adds the credentials itself.
+func plainKubeconfig(t *testing.T, server string) string {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	if err := os.WriteFile(file, []byte(kubeconfigText(server)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return file
+}
+
+// TestABadWayToTheClusterMakesNothingTwiceAndLosesNothing lets replies get
+// lost after the fact, refuses, delays and cuts.
+func TestABadWayToTheClusterMakesNothingTwiceAndLosesNothing(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	bad := &chaos{met: map[string]int{}, proxy: proxyTo(t, d.kubeconfig)}
 	server := httptest.NewUnstartedServer(bad)
 	server.Config.ErrorLog = log.New(io.Discard, "", 0)
 	server.Start()
 	defer server.Close()
-	file := filepath.Join(t.TempDir(), "kubeconfig")
-	if err := os.WriteFile(file, []byte(strings.ReplaceAll(`apiVersion: v1
-kind: Config
-current-context: c
-clusters: [{name: c, cluster: {server: "URL"}}]
-contexts: [{name: c, context: {cluster: c}}]
-`, "URL", server.URL)), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	w := begin(t, d, "chaos", func(s *Setup) { s.Config.Kubeconfig = file })
+	w := begin(t, d, "chaos", func(s *Setup) { s.Config.Kubeconfig = plainKubeconfig(t, server.URL) })
 	defer w.end()
 	w.serves()
 	for range 3 {

@@ -183,7 +183,8 @@ func TestGPUsAreHeldUntilTheLauncherPodIsGone(t *testing.T) {
 	d := start(t)
 	w := begin(t, d, "stuck", func(s *Setup) { s.Config.Deadlines.Deletion = 3 * time.Second }).serves()
 	job, attempt := id(t, "j"), id(t, "a")
-	d.breaks(t, "stuck-terminating", "stuck-gpu-00") // read each second, sooner than a machine is up
+	d.breaks(t, "stuck-terminating", "stuck-gpu-00")
+	time.Sleep(2 * time.Second) // switches are read each second
 	w.claim(request("stuck", job, attempt, 2))
 	w.until(attempt, up1)
 	w.remove(attempt)

@@ -11,6 +11,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -52,6 +53,7 @@ var pools = map[string]string{
 	"disk": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "vanish": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"drain": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "reject": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"leak": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB", "check": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"fault": "nodes=7,gpus=5,resource=nvidia.com/GH100_H100_SXM5_80GB", "wait": "nodes=2,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
 
@@ -513,4 +515,27 @@ func (d *devcluster) breaks(t *testing.T, name, node string) {
 		}
 		return ""
 	})
+}
+
+// kill ends a simulated machine's process without a goodbye.
+func (d *devcluster) kill(t *testing.T, uid string) {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(d.dir, "cluster", "vms", uid, "process.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var of struct{ PID int }
+	if err := json.Unmarshal(raw, &of); err != nil || of.PID < 2 {
+		t.Fatalf("machine %s: %s, %v", uid, raw, err)
+	}
+	if err := syscall.Kill(of.PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func deleteDisks(w *worker, job string) func(context.Context) error {
+	return func(ctx context.Context) error {
+		_, err := w.Server.DeleteJobDisks(ctx, &workerv1.DeleteJobDisksRequest{JobId: job})
+		return err
+	}
 }

@@ -3,13 +3,13 @@ package app
 import (
 	"context"
 	"fmt"
-	"strings"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/cosmicac/cosmicac/pkg/health"
+	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/api"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/claim"
@@ -50,6 +50,7 @@ type Worker struct {
 	Tasks []Task
 
 	client *cluster.Client
+	view   *cluster.View
 }
 
 // Build puts a worker together. Nothing runs and nothing is dialled yet.
@@ -99,7 +100,7 @@ func Build(s Setup) (*Worker, error) {
 	settings := c.settings(s.Network, s.Version)
 	book := claim.NewBook(func(claims []capacity.Claim) *capacity.Rack {
 		return capacity.Count(capacity.Input{
-			Nodes: view.Nodes(), Pods: view.Pods(), Claims: claims, Permitted: permitted(view), Entry: entry.Get(),
+			Nodes: view.Nodes(), Pods: view.Pods(), Claims: claims, Permitted: preflight.PermittedBy(kubeVirt(view)), Entry: entry.Get(),
 			GPUModels: c.GPUModels, Tolerations: settings.Tolerations,
 		})
 	}, s.Now)
@@ -124,36 +125,27 @@ func Build(s Setup) (*Worker, error) {
 	})
 	s.Metrics.MustRegister(report.NewMetrics(hub, hold.Held))
 
+	target := preflight.Target{
+		Client: client, NodeSelector: c.NodeSelector, StorageClass: c.StorageClass, GPUModels: c.GPUModels,
+		Tolerations: settings.Tolerations, Skew: conn.Skew,
+	}
 	return &Worker{
 		Server: &api.Server{
 			RackID: c.Rack.ID, Engine: engine, Hub: hub, Entry: entry, Tenure: hold, Log: s.Log.Named("api"), Answers: api.NewAnswers(s.Metrics),
+			Check: func(ctx context.Context) []*workerv1.CheckFinding { return preflight.Check(ctx, target) },
 		},
-		Entry: entry, Tenure: hold, Hub: hub, client: client,
+		Entry: entry, Tenure: hold, Hub: hub, client: client, view: view,
 		Tasks: []Task{
 			{"kubeconfig", conn.Run},
 			{"lease", hold.Run},
 			{"view", view.Run},
 			{"graph", engine.Run},
 			{"report", hub.Run},
-			{"preflight", func(ctx context.Context) error { return watchCluster(ctx, s, client, view, hold) }},
+			{"preflight", func(ctx context.Context) error {
+				return (&outlook{s: s, target: target, view: view, hold: hold, rack: book.Rack}).run(ctx)
+			}},
 		},
 	}, nil
-}
-
-// permitted reads KubeVirt's list.
-func permitted(view *cluster.View) capacity.Permitted {
-	k, ok := view.KubeVirt()
-	if !ok {
-		return capacity.Permitted{}
-	}
-	list := k.Spec.Configuration.PermittedHostDevices
-	p := capacity.Permitted{Known: true, Any: list == nil}
-	if list != nil {
-		for _, d := range list.PciHostDevices {
-			p.Devices = append(p.Devices, capacity.Device{Resource: d.ResourceName, PCI: d.PCIVendorSelector})
-		}
-	}
-	return p
 }
 
 func showFault(set *health.Set, server string, f cluster.Fault) {
@@ -167,52 +159,5 @@ func showFault(set *health.Set, server string, f cluster.Fault) {
 	default:
 		set.Clear(health.ClusterUnreachable)
 		set.Clear(health.CredentialsRefused)
-	}
-}
-
-// Periods of watchCluster.
-const (
-	lookPeriod   = 5 * time.Second
-	rightsPeriod = 10 * time.Minute
-)
-
-// watchCluster keeps the health warnings about the cluster itself up to date.
-func watchCluster(ctx context.Context, s Setup, client *cluster.Client, view *cluster.View, hold *tenure.Tenure) error {
-	tick := time.NewTicker(lookPeriod)
-	defer tick.Stop()
-	var asked time.Time
-	for {
-		if other, ok := hold.Other(); ok && other.Key == s.Self.Key {
-			s.Health.RaiseFor(health.DuplicateKey, s.Self.Key, s.Self.Key, other.Place+" and "+s.Self.Place)
-		} else {
-			s.Health.Clear(health.DuplicateKey)
-		}
-		if view.Synced() {
-			k, _ := view.KubeVirt()
-			if words := preflight.KubeVirt(k); words != "" {
-				s.Health.RaiseFor(health.PreflightFailed, "kubevirt", words, "see deploy/README.md, what the cluster must have")
-			} else {
-				s.Health.ClearFor(health.PreflightFailed, "kubevirt")
-			}
-		}
-		if s.Now().Sub(asked) >= rightsPeriod {
-			callCtx, cancel := context.WithTimeout(ctx, 30*time.Second)
-			missing, err := preflight.Missing(callCtx, client)
-			cancel()
-			switch {
-			case err != nil: // told by the connection's fault
-			case len(missing) > 0:
-				asked = s.Now().Add(lookPeriod*12 - rightsPeriod) // again in a minute
-				s.Health.RaiseFor(health.PreflightFailed, "rights", "this worker may not: "+strings.Join(missing, "; "), "apply deploy/kubernetes/rbac.yaml")
-			default:
-				asked = s.Now()
-				s.Health.ClearFor(health.PreflightFailed, "rights")
-			}
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	networkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
+	storagev1 "k8s.io/client-go/kubernetes/typed/storage/v1"
 	"k8s.io/client-go/rest"
 	cdiv1beta1 "kubevirt.io/client-go/containerizeddataimporter/typed/core/v1beta1"
 	kubevirtv1 "kubevirt.io/client-go/kubevirt/typed/core/v1"
@@ -30,6 +31,7 @@ type Client struct {
 	Networking    networkingv1.NetworkingV1Interface
 	Coordination  coordinationv1.CoordinationV1Interface
 	Authorization authorizationv1.AuthorizationV1Interface
+	Storage       storagev1.StorageV1Interface
 	KubeVirt      kubevirtv1.KubevirtV1Interface
 	CDI           cdiv1beta1.CdiV1beta1Interface
 }
@@ -63,6 +65,9 @@ func NewClient(conn *Connection, namespace, userAgent string) (*Client, error) {
 		return nil, err
 	}
 	if c.Authorization, err = authorizationv1.NewForConfigAndClient(config, http); err != nil {
+		return nil, err
+	}
+	if c.Storage, err = storagev1.NewForConfigAndClient(config, http); err != nil {
 		return nil, err
 	}
 	if c.KubeVirt, err = kubevirtv1.NewForConfigAndClient(own, http); err != nil {

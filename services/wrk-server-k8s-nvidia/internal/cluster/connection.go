@@ -68,6 +68,8 @@ type Connection struct {
 	badSum  [sha256.Size]byte // of the last file that could not be used
 	fault   Fault
 	lastOK  time.Time
+	skew    time.Duration // of the newest answer's Date
+	dated   bool
 }
 
 // target is one reading of the kubeconfig.
@@ -245,6 +247,11 @@ func (c *Connection) observe(req *http.Request, res *http.Response, err error) {
 		c.o.Observed(req.Method, class)
 	}
 	c.mu.Lock()
+	if res != nil {
+		if date, err := http.ParseTime(res.Header.Get("Date")); err == nil {
+			c.skew, c.dated = date.Sub(c.o.Now()), true
+		}
+	}
 	before := c.fault
 	switch {
 	case next.Code == FaultNone:
@@ -275,6 +282,14 @@ func (c *Connection) Fault() Fault {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.fault
+}
+
+// Skew is how far the cluster's clock is ahead of this host's, to a second, by
+// the newest answer; false when none came yet.
+func (c *Connection) Skew() (time.Duration, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.skew, c.dated
 }
 
 // LastAnswer is when the cluster last answered well; zero for never.

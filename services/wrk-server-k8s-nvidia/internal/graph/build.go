@@ -283,9 +283,11 @@ func (p *pass) judgeMachine(ctx context.Context, k int, vmi *kubevirt.VirtualMac
 			}
 			return
 		}
-		f := judgeVMI(vmi, p.a.clock(p.now, key), p.e.s.Deadlines, gpus, diskReady)
+		pod, err := p.startWords(ctx, key, vmi)
+		p.err = errors.Join(p.err, err)
+		f := judgeVMI(vmi, p.a.clock(p.now, key), p.e.s.Deadlines, gpus, diskReady, pod)
 		t := p.a.see(p.now, key, f)
-		f = judgeVMI(vmi, t.clock(p.now), p.e.s.Deadlines, gpus, diskReady)
+		f = judgeVMI(vmi, t.clock(p.now), p.e.s.Deadlines, gpus, diskReady, pod)
 		p.found.vmis[k] = f
 		if f.fail != nil && f.timed && !live {
 			fresh, err := p.e.liveMachine(ctx, p.a, vmi.Name)

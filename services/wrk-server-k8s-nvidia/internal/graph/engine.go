@@ -73,6 +73,7 @@ type Engine struct {
 	orphans  map[types.UID]time.Time // first seen
 	stuck    map[string]bool
 	loaded   bool
+	reach    []string // where the mesh is now
 }
 
 // attempt is what the engine remembers of one. All of it but seeds can be read
@@ -90,6 +91,7 @@ type attempt struct {
 	seeds      []map[string][]byte // rendered, until their Secrets exist
 	secrets    map[int]bool        // seen
 	policy     bool                // seen
+	reached    []string            // the addresses that its policy lets through
 	tracks     map[string]*track
 	deleting   time.Time // since when it is taken down, by our clock
 
@@ -103,6 +105,8 @@ type track struct {
 	percent  uint32
 	moved    time.Time // last progress
 	troubled time.Time
+	looked   time.Time // when the launcher pod was last read
+	pod      string    // what it said
 	state    string
 	words    string
 	deadline time.Duration

@@ -71,7 +71,7 @@ func (p *pass) explainEnd(ctx context.Context, vmi *kubevirt.VirtualMachineInsta
 	for i := range pods.Items {
 		words = joinWords(words, podWords(&pods.Items[i]))
 	}
-	o.Message = joinWords(words, remedy(words, vmi.Status.NodeName))
+	o.Message = joinWords(words, remedy(words, place(vmi)))
 	return true, nil
 }
 
@@ -84,6 +84,41 @@ func podWords(pod *corev1.Pod) string {
 		}
 	}
 	return words
+}
+
+// Pauses of startWords.
+const (
+	startSlow  = 5 * time.Second
+	startAgain = 10 * time.Second
+)
+
+// startWords are what holds a launcher pod up on its node. They are only in the
+// pod, so it is read once its start takes longer than it should, and again after a
+// pause.
+func (p *pass) startWords(ctx context.Context, key string, vmi *kubevirt.VirtualMachineInstance) (string, error) {
+	t := p.a.tracks[key]
+	if vmi.Status.Phase != kubevirt.Scheduling || t == nil || p.now.Sub(t.since) < startSlow {
+		return "", nil
+	}
+	if p.now.Sub(t.looked) < startAgain {
+		return t.pod, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	pods, err := p.e.o.Client.Core.Pods(p.e.o.Client.Namespace).List(ctx, metav1.ListOptions{LabelSelector: label.KubeVirtCreatedBy + "=" + string(vmi.UID), Limit: 10})
+	if err != nil {
+		return t.pod, fmt.Errorf("list the pods of %s: %w", vmi.Name, err)
+	}
+	t.looked, t.pod = p.now, ""
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		for _, c := range append(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses...) {
+			if w := c.State.Waiting; w != nil && w.Reason != "PodInitializing" {
+				t.pod = joinWords(t.pod, joinWords(w.Reason, w.Message))
+			}
+		}
+	}
+	return t.pod, nil
 }
 
 func failedAt(vmi *kubevirt.VirtualMachineInstance) (time.Time, bool) {

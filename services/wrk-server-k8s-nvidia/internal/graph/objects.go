@@ -118,37 +118,6 @@ func (e *Engine) ensureSecret(ctx context.Context, a *attempt, k int) error {
 	return nil
 }
 
-func (e *Engine) ensurePolicy(ctx context.Context, a *attempt) error {
-	if a.policy {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
-	defer cancel()
-	var pods []string
-	for _, n := range e.o.View.Nodes() {
-		pods = append(pods, n.Spec.PodCIDRs...)
-	}
-	policies := e.o.Client.Networking.NetworkPolicies(e.o.Client.Namespace)
-	want := e.s.Policy(a.rec, a.anchor, summary(pods))
-	_, err := policies.Create(ctx, want, strict)
-	if apierrors.IsAlreadyExists(err) {
-		found, err := policies.Get(ctx, want.Name, metav1.GetOptions{})
-		if err != nil {
-			return fmt.Errorf("read NetworkPolicy %s: %w", want.Name, err)
-		}
-		if err := a.belongs("NetworkPolicy", found); err != nil {
-			return err
-		}
-		a.policy = true
-		return nil
-	}
-	if err := creation("NetworkPolicy", want.Name, err); err != nil {
-		return err
-	}
-	a.policy = true
-	return nil
-}
-
 // disk gives the k-th root disk, made if need be.
 func (e *Engine) disk(ctx context.Context, a *attempt, k int, create bool) (*cdi.DataVolume, error) {
 	name := DiskName(a.rec.JobID, a.rec.ReplicaIndex, k)

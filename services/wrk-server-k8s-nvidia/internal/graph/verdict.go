@@ -226,8 +226,9 @@ func refusalRemedy(words string) string {
 }
 
 // judgeVMI gives a verdict on a virtual machine that is not in a final phase.
-// diskReady is false while its disk is still being made.
-func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus int, diskReady bool) finding {
+// diskReady is false while its disk is still being made; pod is what holds its
+// launcher pod up on its node, empty when that is not known.
+func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus int, diskReady bool, pod string) finding {
 	f := finding{state: stateWaiting, stage: "phase " + string(vmi.Status.Phase)}
 	synchronized := condition(vmi, kubevirt.VirtualMachineInstanceSynchronized)
 	scheduled := condition(vmi, kubevirt.VirtualMachineInstanceConditionType(corev1.PodScheduled))
@@ -264,13 +265,21 @@ func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus i
 		}
 	case kubevirt.Scheduling:
 		f.deadline = d.Scheduling
-		if c.inStage > d.Scheduling {
+		f.words = joinWords(f.words, pod)
+		if f.trouble = contains(pod, deviceTrouble); f.trouble && (c.troubled > patience || c.inStage > d.Scheduling) {
+			f.fail = failure(orkv1.Reason_REASON_VM_FAILED, "%s: %s", remedy(pod, place(vmi)), pod)
+			break
+		}
+		if c.inStage > d.Scheduling && pod != "" && said == "" {
+			f.timed = true
+			f.fail = failure(orkv1.Reason_REASON_DEADLINE, "the virtual machine's pod is not up after %s: %s", d.Scheduling, pod)
+		} else if c.inStage > d.Scheduling {
 			f.timed = true
 			f.fail = failure(orkv1.Reason_REASON_DEADLINE, "the virtual machine is not placed after %s: %s", d.Scheduling, orUnknown(said))
 		}
 	case kubevirt.Scheduled:
 		f.deadline = d.scheduled(gpus)
-		if f.trouble = contains(said, deviceTrouble); f.trouble && c.troubled > patience {
+		if f.trouble = contains(said, deviceTrouble); f.trouble && (c.troubled > patience || c.inStage > f.deadline) {
 			f.fail = failure(orkv1.Reason_REASON_VM_FAILED, "%s: %s", remedy(said, vmi.Status.NodeName), said)
 			break
 		}
@@ -285,6 +294,20 @@ func judgeVMI(vmi *kubevirt.VirtualMachineInstance, c clock, d Deadlines, gpus i
 		f.state = stateFailed
 	}
 	return f
+}
+
+// place is the node that a machine must be on: its own word, else our demand.
+func place(vmi *kubevirt.VirtualMachineInstance) string {
+	if a := vmi.Spec.Affinity; vmi.Status.NodeName == "" && a != nil && a.NodeAffinity != nil && a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution != nil {
+		for _, t := range a.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, m := range t.MatchFields {
+				if len(m.Values) == 1 {
+					return m.Values[0]
+				}
+			}
+		}
+	}
+	return vmi.Status.NodeName
 }
 
 // ended gives the outcome of a machine in a final phase, nil otherwise. How it

@@ -115,7 +115,7 @@ func TestVerdictsOnAMachine(t *testing.T) {
 		{"a GPU with siblings", machine(kubevirt.Scheduled, "Synchronized", "Synchronizing with the Domain failed.", "vfio 0000:41:00.0: group 41 is not viable"), clock{inStage: time.Minute, troubled: 20 * time.Second}, 1, true, orkv1.Reason_REASON_VM_FAILED, "IOMMU group are not bound", stateFailed},
 		{"eight GPUs take longer", machine(kubevirt.Scheduled), after(7), 8, true, 0, "", stateWaiting},
 	} {
-		f := judgeVMI(c.vmi, c.clock, d, c.gpus, c.diskReady)
+		f := judgeVMI(c.vmi, c.clock, d, c.gpus, c.diskReady, "")
 		var reason orkv1.Reason
 		words := ""
 		if f.fail != nil {
@@ -148,7 +148,7 @@ func TestVerdictsOnAMachine(t *testing.T) {
 	}
 	soft := machine(kubevirt.Running)
 	soft.Status.Conditions = []kubevirt.VirtualMachineInstanceCondition{{Type: "SoftwareEmulation", Status: corev1.ConditionTrue}}
-	if f := judgeVMI(soft, clock{}, d, 1, true); f.fail == nil || f.fail.Reason != orkv1.Reason_REASON_CLUSTER_REFUSED {
+	if f := judgeVMI(soft, clock{}, d, 1, true, ""); f.fail == nil || f.fail.Reason != orkv1.Reason_REASON_CLUSTER_REFUSED {
 		t.Errorf("software emulation: %+v", f)
 	}
 }

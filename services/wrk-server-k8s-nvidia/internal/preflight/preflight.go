@@ -1,6 +1,6 @@
-// Package preflight looks whether a cluster has what the worker needs: its
-// rights and a KubeVirt that suits. It reads only, repairs nothing, and stops
-// nobody: what it finds is shown as a health warning.
+// Package preflight looks whether a cluster has what the worker needs: rights,
+// KubeVirt, CDI, GPUs, storage. It reads only, repairs nothing, and stops nobody:
+// what it finds is a table for operators and a health warning.
 package preflight
 
 import (
@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubevirt "kubevirt.io/api/core/v1"
 
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/cluster"
 )
 
@@ -28,16 +29,23 @@ type Right struct {
 // Rights is everything that the worker does to a cluster, and no more. The
 // shipped Role says the same; a test compares them.
 var Rights = []Right{
-	{"", "nodes", []string{"get", "list", "watch"}, true},
-	{"", "pods", []string{"get", "list", "watch"}, true},
-	{"kubevirt.io", "kubevirts", []string{"get", "list", "watch"}, true},
+	{"", "nodes", []string{"list", "watch"}, true},
+	{"", "pods", []string{"list", "watch"}, true},
+	{"kubevirt.io", "kubevirts", []string{"list", "watch"}, true},
+	{"cdi.kubevirt.io", "cdis", []string{"list"}, true},
+	{"cdi.kubevirt.io", "cdiconfigs", []string{"get"}, true},
+	{"cdi.kubevirt.io", "storageprofiles", []string{"list"}, true},
+	{"storage.k8s.io", "storageclasses", []string{"list"}, true},
 	{"kubevirt.io", "virtualmachineinstances", []string{"get", "list", "watch", "create", "delete"}, false},
 	{"cdi.kubevirt.io", "datavolumes", []string{"get", "list", "watch", "create", "patch", "delete"}, false},
-	{"", "persistentvolumeclaims", []string{"get", "list", "watch"}, false},
+	{"", "persistentvolumeclaims", []string{"list", "watch"}, false},
 	{"", "configmaps", []string{"get", "list", "watch", "create", "patch", "delete"}, false},
 	{"", "secrets", []string{"get", "create", "delete"}, false},
-	{"networking.k8s.io", "networkpolicies", []string{"get", "list", "create", "delete"}, false},
+	{"networking.k8s.io", "networkpolicies", []string{"get", "list", "create", "patch", "delete"}, false},
 	{"coordination.k8s.io", "leases", []string{"get", "create", "update"}, false},
+	{"", "namespaces", []string{"get"}, false},
+	{"", "limitranges", []string{"list"}, false},
+	{"", "resourcequotas", []string{"list"}, false},
 }
 
 // Missing asks the cluster for each right and names those it does not grant.
@@ -73,6 +81,21 @@ func Missing(ctx context.Context, c *cluster.Client) ([]string, error) {
 		}
 	}
 	return missing, nil
+}
+
+// PermittedBy is KubeVirt's list of devices; the object is nil when there is none.
+func PermittedBy(k *kubevirt.KubeVirt) capacity.Permitted {
+	if k == nil {
+		return capacity.Permitted{}
+	}
+	list := k.Spec.Configuration.PermittedHostDevices
+	p := capacity.Permitted{Known: true, Any: list == nil}
+	if list != nil {
+		for _, d := range list.PciHostDevices {
+			p.Devices = append(p.Devices, capacity.Device{Resource: d.ResourceName, PCI: d.PCIVendorSelector})
+		}
+	}
+	return p
 }
 
 var version = regexp.MustCompile(`^v?1\.(\d+)\.`)
