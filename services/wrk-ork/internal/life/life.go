@@ -115,7 +115,7 @@ func places(a *job.Attempt) []string {
 func restartable(r orkv1.Reason) bool {
 	switch r {
 	case orkv1.Reason_REASON_NEVER_FITS, orkv1.Reason_REASON_UNKNOWN_MODEL,
-		orkv1.Reason_REASON_UNKNOWN_LOCATION, orkv1.Reason_REASON_NO_FABRIC,
+		orkv1.Reason_REASON_UNKNOWN_LOCATION, orkv1.Reason_REASON_NO_FABRIC, orkv1.Reason_REASON_FABRIC_COUNT,
 		orkv1.Reason_REASON_IMAGE_UNAVAILABLE, orkv1.Reason_REASON_RACK_FORGOTTEN,
 		orkv1.Reason_REASON_CLUSTER_REFUSED, orkv1.Reason_REASON_OVER_QUOTA:
 		return false
