@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # The agent's way in, in a real virtual machine: a Debian root boots under qemu
 # with the seed and the agent disk that the worker makes, joins a mesh, gives a
-# shell, is rebooted and comes back by itself. By hand, not part of `make test`:
-# without KVM the machine is emulated, which takes 3 minutes, and the first run's
-# root image takes 5 to 10 more. Needs root (apt, debootstrap, a network
-# namespace). Run after build.sh and images.sh.
+# shell, and comes back: by itself after a reboot, and in a new attempt with a
+# new seed on the same disk. By hand, not part of `make test`: without KVM the
+# machine is emulated, which takes some 4 minutes, and the first run's root image
+# takes 5 to 10 more. Needs root (apt, debootstrap, a network namespace). Run
+# after build.sh and images.sh.
 . "$(dirname "$0")/lib.sh"
 
 skip() { say "skipped: $*"; echo "test-vm: skipped, nothing was proved: $*"; exit 0; }
@@ -36,7 +37,7 @@ if [ "$(cat "$vm/root.key" 2>/dev/null)" != "$key" ]; then
   [ -n "$mirror" ] || skip "apt has no source for Debian $suite"
   say "making a Debian $suite root by debootstrap (once; minutes)"
   # A run that was cut short may have left the root's own /proc and /sys mounted.
-  umount -q "$vm/tree/proc" "$vm/tree/sys" || true
+  umount -q "$vm/tree/proc" "$vm/tree/sys" 2>/dev/null || true
   rm -rf --one-file-system "$vm/tree"
   rm -f "$vm/root.key"
   if ! debootstrap --variant=minbase --include="$packages" "$suite" "$vm/tree" "$mirror" >"$vm/debootstrap.log" 2>&1; then
@@ -45,7 +46,7 @@ if [ "$(cat "$vm/root.key" 2>/dev/null)" != "$key" ]; then
     echo "test-vm: debootstrap failed, see build/vm/debootstrap.log" >&2
     exit 1
   fi
-  umount -q "$vm/tree/proc" "$vm/tree/sys" || true
+  umount -q "$vm/tree/proc" "$vm/tree/sys" 2>/dev/null || true
   rm -rf "$vm"/tree/var/cache/apt/archives/*.deb "$vm"/tree/var/lib/apt/lists/* "$vm/tree/etc/machine-id"
   : >"$vm/tree/etc/machine-id"
   # As cloud images have it: networkd, which cloud-init configures.
@@ -74,4 +75,4 @@ say "booting (the console is in build/vm/console.log)"
 COSMICAC_VM="$vm" COSMICAC_AGENT_DISK="$root/build/images/agents.img" COSMICAC_AGENT_VERSION="$("$bin/cosmicac-wrk-agent-instance" --version | cut -d' ' -f2)" \
   unshare --net sh -c 'ip link set lo up && ip address add 192.0.2.1/32 dev lo && exec "$0" "$@"' \
   "$vm/vm.test" -test.v -test.timeout 90m -test.run VM
-say "the virtual machine came in, gave a shell, and came back after a reboot"
+say "the virtual machine came in, gave a shell, and came back after a reboot and in a new attempt"

@@ -118,15 +118,15 @@ func NewAt(t testing.TB, host string) *Lab {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.Ork = &Ork{lab: l, key: orkKey, token: hex.EncodeToString(randomBytes(16)), listen: "/ip4/" + host + "/tcp/0"}
+	l.Ork = &Ork{lab: l, key: orkKey, attempt: AttemptID, token: newToken(), listen: "/ip4/" + host + "/tcp/0"}
 	l.Ork.Up()
 	return l
 }
 
-func randomBytes(n int) []byte {
-	b := make([]byte, n)
+func newToken() string {
+	b := make([]byte, 16)
 	_, _ = rand.Read(b)
-	return b
+	return hex.EncodeToString(b)
 }
 
 // network is a member's copy of the network as it stands.
@@ -226,12 +226,13 @@ const (
 	UserID    = "u-test"
 )
 
-// Seed is that of the lab's one attempt, simulated and on the lab's address.
+// Seed is that of the lab's one running attempt, simulated and on the lab's address.
 func (l *Lab) Seed() *agentv1.Seed {
 	id := l.founder.ID()
+	attempt, token := l.Ork.current()
 	return &agentv1.Seed{
 		Version: 1, NetworkId: id[:], RootKeys: l.founder.RootKeys(), Bootstraps: l.boots, OrkKey: l.Ork.key.ID().String(),
-		OrkAddresses: l.Ork.Addresses(), JobId: JobID, ReplicaId: ReplicaID, AttemptId: AttemptID, RackId: RackID, JoinToken: l.Ork.token,
+		OrkAddresses: l.Ork.Addresses(), JobId: JobID, ReplicaId: ReplicaID, AttemptId: attempt, RackId: RackID, JoinToken: token,
 		GpuCount: 1, GpuModel: "GH100_H100_SXM5_80GB", Simulated: true, MeshListen: l.host,
 	}
 }
@@ -241,11 +242,12 @@ type Ork struct {
 	orkv1.UnimplementedAgentsServer
 	lab    *Lab
 	key    *identity.Key
-	token  string
 	listen string
 
 	mu       sync.Mutex
 	node     *mesh.Node
+	attempt  string
+	token    string
 	holder   string // the key that redeemed the token
 	redeemed int
 	renewed  int
@@ -263,7 +265,7 @@ func (o *Ork) Up() {
 	n := l.start(o.key, func(m *mesh.Options) {
 		m.Role, m.Listen = meshv1.Role_ROLE_ORK, []string{o.listen}
 		m.VerifyJoin = func(_ context.Context, p peer.ID, token string) error {
-			if token != o.token {
+			if _, good := o.current(); token != good {
 				return fault.New(fault.Denied, "unknown join token")
 			}
 			return nil
@@ -333,6 +335,19 @@ func (o *Ork) End() {
 	o.Node().Revet()
 }
 
+// Again begins another attempt of the job, with a token of its own.
+func (o *Ork) Again(attempt string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.attempt, o.token, o.holder = attempt, newToken(), ""
+}
+
+func (o *Ork) current() (attempt, token string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.attempt, o.token
+}
+
 // Node is the running node.
 func (o *Ork) Node() *mesh.Node {
 	o.mu.Lock()
@@ -359,7 +374,7 @@ func (o *Ork) RedeemToken(ctx context.Context, r *orkv1.RedeemTokenRequest) (*or
 		return nil, fault.ToGRPC(fault.New(fault.Denied, "the join token is not good"))
 	}
 	o.holder = c.ID.String()
-	envelope, err := o.certify(c.ID, AttemptID, 2)
+	envelope, err := o.certify(c.ID, o.attempt, 2)
 	return &orkv1.RedeemTokenResponse{CertificateEnvelope: envelope}, err
 }
 
@@ -369,7 +384,7 @@ func (o *Ork) RenewCertificate(ctx context.Context, _ *orkv1.RenewCertificateReq
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	o.renewed++
-	envelope, err := o.certify(c.ID, AttemptID, 2)
+	envelope, err := o.certify(c.ID, o.attempt, 2)
 	return &orkv1.RenewCertificateResponse{CertificateEnvelope: envelope}, err
 }
 

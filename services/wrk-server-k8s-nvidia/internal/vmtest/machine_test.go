@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -23,12 +24,22 @@ const memory = 1024
 type machine struct {
 	console string
 	ended   chan struct{}
+	off     atomic.Bool // it is meant to end
+}
+
+// rootDisk plays CDI: a disk with Debian on it.
+func rootDisk(t *testing.T, folder string) string {
+	t.Helper()
+	disk := filepath.Join(t.TempDir(), "root.img")
+	if out, err := exec.Command("cp", "--sparse=always", filepath.Join(folder, "root.img"), disk).CombinedOutput(); err != nil {
+		t.Fatalf("make the root disk: %v: %s", err, out)
+	}
+	return disk
 }
 
 // boot plays virt-launcher: it turns the volumes and disks of a VMI into those of
-// qemu, in their order and with their serials. The root disk is a Debian image
-// whose changes are kept until the machine ends, reboots included.
-func boot(t *testing.T, folder string, vmi *kubevirt.VirtualMachineInstance, secret *corev1.Secret, agentDisk string) *machine {
+// qemu, in their order and with their serials.
+func boot(t *testing.T, folder, root string, vmi *kubevirt.VirtualMachineInstance, secret *corev1.Secret, agentDisk string) *machine {
 	t.Helper()
 	m := &machine{console: filepath.Join(folder, "console.log"), ended: make(chan struct{})}
 	iso := seedDisk(t, vmi, secret)
@@ -47,14 +58,14 @@ func boot(t *testing.T, folder string, vmi *kubevirt.VirtualMachineInstance, sec
 		var drive string
 		switch v := volume(t, vmi, d.Name); {
 		case v.DataVolume != nil:
-			drive = "format=raw,snapshot=on,file=" + filepath.Join(folder, "root.img")
+			drive = "format=raw,file=" + root
 		case v.CloudInitNoCloud != nil:
 			drive = "format=raw,readonly=on,file=" + iso
 		case v.ContainerDisk != nil:
-			drive = "format=raw,snapshot=on,file=" + agentDisk
-			if d.Disk.ReadOnly {
-				drive = "format=raw,readonly=on,file=" + agentDisk
+			if !d.Disk.ReadOnly {
+				t.Fatalf("the agent disk %s can be written", d.Name)
 			}
+			drive = "format=raw,readonly=on,file=" + agentDisk
 		default:
 			t.Fatalf("disk %s: volume %+v is not played", d.Name, v)
 		}
@@ -67,7 +78,6 @@ func boot(t *testing.T, folder string, vmi *kubevirt.VirtualMachineInstance, sec
 	qemu := exec.Command("qemu-system-x86_64", args...)
 	var said bytes.Buffer
 	qemu.Stderr = &said
-	qemu.Env = append(os.Environ(), "TMPDIR="+t.TempDir()) // holds the root disk's changes
 	qemu.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := qemu.Start(); err != nil {
 		t.Fatalf("start qemu: %v", err)
@@ -80,7 +90,9 @@ func boot(t *testing.T, folder string, vmi *kubevirt.VirtualMachineInstance, sec
 	t.Cleanup(func() {
 		select {
 		case <-m.ended:
-			t.Errorf("qemu ended by itself: %v: %s", how, said.String())
+			if how != nil || !m.off.Load() {
+				t.Errorf("qemu ended: %v: %s", how, said.String())
+			}
 		default:
 			_ = qemu.Process.Kill()
 			<-m.ended

@@ -70,29 +70,36 @@ func run(c *ssh.Client, line string) (string, int, error) {
 	return strings.TrimSpace(out.String()), status, err
 }
 
-func TestVMComesInGivesAShellAndComesBackAfterAReboot(t *testing.T) {
+func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 	folder, agentDisk, version := os.Getenv("COSMICAC_VM"), os.Getenv("COSMICAC_AGENT_DISK"), os.Getenv("COSMICAC_AGENT_VERSION")
 	if folder == "" {
 		t.Skip("a machine is booted by `make test-vm`, which prepares it")
 	}
 	lab := agenttest.NewAt(t, host)
 
-	// What ork sends and the worker renders.
-	s := lab.Seed()
-	s.Simulated, s.MeshListen, s.GpuCount, s.GpuModel = false, "", 0, ""
-	s.DefaultUser, s.StartScript = login, "echo $JOB_GREETING > proof\n"
-	s.Environment = map[string]string{"JOB_GREETING": "hello from the start script"}
-	rec := &claim.Record{
-		Version: 1, AttemptID: s.AttemptId, JobID: s.JobId, ReplicaID: s.ReplicaId, Image: "docker://registry.example/debian:12",
-		DiskBytes: 2 << 30, Nodes: []claim.RecordNode{{Node: "gpu-1", CPUCores: 2, MemoryBytes: memory << 20}},
+	root := rootDisk(t, folder)
+
+	// What ork sends and the worker renders, for each attempt on the job's disk.
+	start := func(greeting string) (*machine, *agentv1.Seed) {
+		t.Helper()
+		s := lab.Seed()
+		s.Simulated, s.MeshListen, s.GpuCount, s.GpuModel = false, "", 0, ""
+		s.DefaultUser, s.StartScript = login, "echo $JOB_GREETING > proof\n"
+		s.Environment = map[string]string{"JOB_GREETING": greeting}
+		rec := &claim.Record{
+			Version: 1, AttemptID: s.AttemptId, JobID: s.JobId, ReplicaID: s.ReplicaId, Image: "docker://registry.example/debian:12",
+			DiskBytes: 2 << 30, Nodes: []claim.RecordNode{{Node: "gpu-1", CPUCores: 2, MemoryBytes: memory << 20}},
+		}
+		worker := graph.Settings{Rack: s.RackId, Network: "00ff", AgentImage: "registry.example/cosmicac/agents:" + version}
+		s.Hostname = graph.VMIName(rec.AttemptID, 0)
+		data, err := seed.Render(s, seed.AgentInstance, s.Hostname)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return boot(t, folder, root, worker.VMI(rec, "anchor", 0), worker.Secret(rec, "anchor", 0, data), agentDisk), s
 	}
-	worker := graph.Settings{Rack: s.RackId, Network: "00ff", AgentImage: "registry.example/cosmicac/agents:" + version}
-	s.Hostname = graph.VMIName(rec.AttemptID, 0)
-	data, err := seed.Render(s, seed.AgentInstance, s.Hostname)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m := boot(t, folder, worker.VMI(rec, "anchor", 0), worker.Secret(rec, "anchor", 0, data), agentDisk)
+	const greeting, secondGreeting = "hello from the start script", "hello again"
+	m, s := start(greeting)
 
 	m.eventually(t, "the agent is ready", func() bool {
 		return lab.Ork.Report().GetPhase() == agentv1.Phase_PHASE_READY && lab.Ork.Card() != nil
@@ -131,7 +138,7 @@ func TestVMComesInGivesAShellAndComesBackAfterAReboot(t *testing.T) {
 	}
 	m.eventually(t, "the start script has run", func() bool {
 		got, _, _ := run(c, "cat proof")
-		return got == "hello from the start script"
+		return got == greeting
 	})
 	terminal, err := c.OpenShell(ssh.Size{Columns: 97, Rows: 33}, "xterm", "stty size; read x; exit 5", nil)
 	if err != nil {
@@ -176,8 +183,34 @@ func TestVMComesInGivesAShellAndComesBackAfterAReboot(t *testing.T) {
 	if redeemed, _, _ := lab.Ork.Seen(); redeemed != 1 {
 		t.Errorf("the one-time token was redeemed %d times", redeemed)
 	}
-	if got, _, err := run(c, "cat proof; rm proof"); got != "hello from the start script" || err != nil {
+	if got, _, err := run(c, "cat proof"); got != greeting || err != nil {
 		t.Errorf("the disk after the reboot: %q, %v", got, err)
+	}
+
+	// Stopped and started: a new attempt on the same disk.
+	m.off.Store(true)
+	_, _, _ = run(c, "sudo systemctl poweroff")
+	_ = c.Close()
+	select {
+	case <-m.ended:
+	case <-time.After(patience):
+		t.Fatalf("the machine does not power off; the console ends with:\n%s", m.tail())
+	}
+	lab.Ork.Again("a-0000000000002")
+	m, s = start(secondGreeting)
+	m.eventually(t, "the second attempt's agent is ready", func() bool {
+		return lab.Ork.Card().GetAttemptId() == s.AttemptId && lab.Ork.Report().GetPhase() == agentv1.Phase_PHASE_READY
+	})
+	m.eventually(t, "a shell opens in the second attempt", open)
+	m.eventually(t, "its own start script has run", func() bool {
+		got, _, _ := run(c, "cat proof")
+		return got == secondGreeting
+	})
+	if got, _, err := run(c, "hostname"); got != s.Hostname || err != nil {
+		t.Errorf("host name of the second attempt: %q, %v", got, err)
+	}
+	if redeemed, _, _ := lab.Ork.Seen(); redeemed != 2 {
+		t.Errorf("two tokens were redeemed %d times", redeemed)
 	}
 	_ = c.Close()
 }
