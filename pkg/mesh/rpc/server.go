@@ -77,7 +77,7 @@ func NewServer(o ServerOptions) *Server {
 		grpc.MaxConcurrentStreams(o.MaxStreams),
 		grpc.ConnectionTimeout(handshakeTimeout),
 		// Thousands of agents keep a quiet stream each: little for one that waits.
-		grpc.ReadBufferSize(4<<10), grpc.SharedWriteBuffer(true),
+		grpc.ReadBufferSize(4<<10),
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
