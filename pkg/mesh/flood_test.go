@@ -78,9 +78,18 @@ func TestTenThousandMuteConnectionsKeepNobodyOut(t *testing.T) {
 	for i, from := range []string{"127.0.0.2", "127.0.0.1"} {
 		newcomer := l.start(l.member("late-"+itoa(i), meshv1.Role_ROLE_PROXY), func(o *mesh.Options) { o.Listen = nil })
 		stop := muteCrowd(t, a, from)
-		eventually(t, "a newcomer is in beside mute connections from "+from, func() bool {
-			return ping(within(t), newcomer.Node, a.ID(), a.Addresses()...) == nil
-		})
+		// Many short tries: on a machine whose cores the crowd takes, one may be lost.
+		var err error
+		for end := time.Now().Add(6 * patience); time.Now().Before(end); {
+			ctx, cancel := context.WithTimeout(context.Background(), patience/3)
+			err = ping(ctx, newcomer.Node, a.ID(), a.Addresses()...)
+			if cancel(); err == nil {
+				break
+			}
+		}
+		if err != nil {
+			t.Errorf("a newcomer beside mute connections from %s: %v", from, err)
+		}
 		if err := ping(within(t), old.Node, a.ID()); err != nil {
 			t.Errorf("who was in, beside mute connections from %s: %v", from, err)
 		}
