@@ -279,22 +279,18 @@ func waitingDisks(t *testing.T, c *cluster) {
 	}
 	k.create(dvs, root("root-w"))
 	k.untilPhase(dvs+"/root-w", "WaitForFirstConsumer")
+	before := k.get(ns + "pods").str("metadata.resourceVersion")
 	k.create(vmis, gpuVMI("waits", 2, "{name: root, disk: {bus: virtio}}", "{name: root, dataVolume: {name: root-w}}"))
+	k.untilPhase(vmis+"/waits", "Running")
 	chooser := false
-	eventually(t, func() string {
-		for _, pod := range k.items(ns + "pods") {
-			notes, _ := pod.at("metadata.annotations").(map[string]any)
-			if notes["kubevirt.io/ephemeral-provisioning"] == "true" && strings.Contains(fmt.Sprint(pod.at("spec.containers")), "nvidia.com/GH100_H100_SXM5_80GB:2") {
-				chooser = true
-			}
+	for _, pod := range k.since(before, ns+"pods") {
+		notes, _ := pod.at("metadata.annotations").(map[string]any)
+		if notes["kubevirt.io/ephemeral-provisioning"] == "true" && strings.Contains(fmt.Sprint(pod.at("spec.containers")), "nvidia.com/GH100_H100_SXM5_80GB:2") {
+			chooser = true
 		}
-		if o := k.get(vmis + "/waits"); o.str("status.phase") != "Running" {
-			return fmt.Sprint("the vmi says ", o["status"])
-		}
-		return ""
-	})
+	}
 	if !chooser {
-		t.Error("no temporary pod with the GPUs of the vm was seen")
+		t.Error("there was no temporary pod with the GPUs of the vm")
 	}
 	vmi := k.get(vmis + "/waits")
 	pv := k.get("/api/v1/persistentvolumes/" + k.get(ns+"persistentvolumeclaims/root-w").str("spec.volumeName"))

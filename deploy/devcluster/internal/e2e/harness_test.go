@@ -236,6 +236,28 @@ func (c *client) do(method, path string, body any) (int, object) {
 	return resp.StatusCode, out
 }
 
+// since replays what happened to a list from a version of it on: also what has gone.
+func (c *client) since(version, path string) (all []object) {
+	c.t.Helper()
+	req, err := http.NewRequest(http.MethodGet, c.url+path+"?watch=1&timeoutSeconds=3&resourceVersion="+version, nil)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	resp, err := c.http.Do(req)
+	if err != nil {
+		c.t.Fatalf("watch %s: %v", path, err)
+	}
+	defer resp.Body.Close()
+	for d := json.NewDecoder(resp.Body); ; {
+		var e struct{ Object object }
+		if err := d.Decode(&e); err != nil {
+			return all // the watch is over
+		}
+		all = append(all, e.Object)
+	}
+}
+
 func (c *client) get(path string) object {
 	c.t.Helper()
 	code, o := c.do(http.MethodGet, path, nil)
