@@ -256,8 +256,7 @@ func (a *answers) answer(j *job, reply any) error {
 			return fault.Wrap(fault.Internal, err, "encode the answer of %s", j.method)
 		}
 		b.bytes = endFrame(out, 0)
-		a.out.put(&j.ctx, b.bytes, false)
-		return nil
+		return a.send(j, b.bytes)
 	}
 	body, err := marshal.MarshalAppend(make([]byte, 0, size), message)
 	if err != nil {
@@ -268,14 +267,25 @@ func (a *answers) answer(j *job, reply any) error {
 	for len(body) > pieceBytes {
 		out := append(beginFrame(b.bytes[:0], kindAnswer, j.frame.id), flagMore)
 		b.bytes = endFrame(append(out, body[:pieceBytes]...), 0)
-		if !a.out.put(&j.ctx, b.bytes, false) {
-			return nil // nobody waits for the rest
+		if err := a.send(j, b.bytes); err != nil {
+			return err
 		}
 		body = body[pieceBytes:]
 	}
 	b.bytes = endFrame(append(j.begin(b.bytes[:0], 0), body...), 0)
-	a.out.put(&j.ctx, b.bytes, false)
-	return nil
+	return a.send(j, b.bytes)
+}
+
+// send fails when the call ended before there was room. A failure must follow then,
+// also to a caller that gave up: its call keeps its turn until it is answered.
+func (a *answers) send(j *job, frame []byte) error {
+	if a.out.put(&j.ctx, frame, false) {
+		return nil
+	}
+	if err := j.ctx.Err(); err != nil {
+		return err
+	}
+	return net.ErrClosed
 }
 
 // begin appends all of an answer's last frame but the body.

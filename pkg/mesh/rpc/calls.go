@@ -317,7 +317,7 @@ func (q *request) take(c *call, peer string) error {
 		*q.gotTrailer = f.trailer
 	}
 	body := f.body
-	if len(c.parts) > 0 {
+	if len(c.parts) > 0 && f.flags&flagFailed == 0 { // a failure may break off an answer in pieces
 		if len(c.parts)+len(body) > MaxMessageBytes {
 			return fault.New(fault.TooLarge, "read the answer of %s from %s: more than %d bytes", q.method, peer, MaxMessageBytes)
 		}

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/mesh/rpc"
@@ -115,4 +116,51 @@ func TestNoCallFailsBecauseItsLinkGoesToRest(t *testing.T) {
 			}
 		}
 	})
+}
+
+// slowReader takes in nothing while it is shut.
+type slowReader struct {
+	net.Conn
+	open chan struct{}
+}
+
+func (c *slowReader) Read(b []byte) (int, error) {
+	<-c.open
+	return c.Conn.Read(b)
+}
+
+// Answers that found no room before their callers gave up cost no turn for good.
+func TestCallsGivenUpBesideASlowReaderGiveTheirTurnsBack(t *testing.T) {
+	t.Parallel()
+	p := serve(t)
+	shut := make(chan struct{})
+	c := rpc.NewClient("the-peer", p.open('g'), func(ctx context.Context) (net.Conn, error) {
+		conn, err := p.open('c')(ctx)
+		return &slowReader{conn, shut}, err
+	})
+	t.Cleanup(c.Close)
+	stub := meshv1.NewNodeClient(c)
+	var calling sync.WaitGroup
+	for range 200 { // of a mebibyte each, far more than waits anywhere
+		calling.Go(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), 500*time.Millisecond)
+			defer cancel()
+			if _, err := stub.GetMetrics(ctx, &meshv1.GetMetricsRequest{}); fault.KindOf(err) != fault.Timeout {
+				t.Errorf("a call whose answer was not read ended with %v", err)
+			}
+		})
+	}
+	calling.Wait()
+	close(shut)
+
+	ctx, cancel := context.WithCancel(within(t))
+	for range 256 {
+		calling.Go(func() { _, _ = stub.GetInfo(ctx, &meshv1.GetInfoRequest{}) })
+	}
+	eventually(t, "every turn can be taken again", func() bool { return p.service.sleeping.Load() == 256 })
+	cancel()
+	calling.Wait()
+	if p.dials.Load() != 1 {
+		t.Errorf("%d links were made", p.dials.Load())
+	}
 }
