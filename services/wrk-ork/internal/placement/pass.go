@@ -99,6 +99,12 @@ func newRackState(r *Rack, quarantined []Quarantine) *rackState {
 	slices.SortStableFunc(r.Nodes, func(a, b Node) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range r.Nodes {
 		if _, twice := state.byName[r.Nodes[i].Name]; !twice {
+			// A worker that offers more than there is would be offered it again
+			// after each Take.
+			for k := range r.Nodes[i].GPUs {
+				g := &r.Nodes[i].GPUs[k]
+				g.Offerable = min(g.Offerable, g.Total)
+			}
 			state.byName[r.Nodes[i].Name] = len(state.nodes)
 			state.nodes = append(state.nodes, nodeState{Node: &r.Nodes[i]})
 		}
@@ -197,7 +203,7 @@ func (r *rackState) change(i int, alter func(*Node)) {
 		if s.gpu == nil {
 			s.level = n.offerable("")
 		} else {
-			s.level = min(s.gpu.Offerable, s.gpu.Total)
+			s.level = s.gpu.Offerable
 		}
 		if n.takes(s) {
 			e := entry{s.level, n.FreeCPUCores, i}

@@ -260,3 +260,20 @@ func TestADryRunHearsOfEveryRackWhatStandsInItsWay(t *testing.T) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
+
+func TestRackThatOffersMoreThanItHasIsNotBelieved(t *testing.T) {
+	t.Parallel()
+	pass := Open(Snapshot{Racks: []Rack{{
+		ID: "rk", Location: "us", Reported: true, Connected: true,
+		Nodes: []Node{{Name: "n", Schedulable: true, GPUs: []GPU{{Model: h100, Total: 1, Offerable: 20}}}},
+	}}})
+	q := Request{Location: "us", Model: h100, Count: 1}
+	plan, refusal := pass.Plan(q)
+	if refusal != nil {
+		t.Fatal(refusal)
+	}
+	pass.Take(plan, q)
+	if plan, refusal = pass.Plan(q); refusal == nil {
+		t.Fatalf("the only GPU was planned twice: %+v", plan)
+	}
+}
