@@ -96,7 +96,9 @@ func (n *Node) bootstrapLoop() {
 			n.dialOldFriend()
 			continue
 		}
-		n.kad.RefreshRoutingTable()
+		// Asks without waiting. RefreshRoutingTable starts a goroutine, which may not
+		// be done beside Close; a refresh that runs already is as good.
+		_ = n.kad.Bootstrap(n.ctx)
 	}
 }
 

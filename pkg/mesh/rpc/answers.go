@@ -174,7 +174,7 @@ func (j *job) run() {
 		err = a.answer(j, reply)
 	}
 	if err != nil {
-		a.failWith(j, err)
+		a.failWith(j, cutOff(&j.ctx, j.method, err))
 	}
 	j.ctx.end()
 	a.mu.Lock()

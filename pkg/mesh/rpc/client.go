@@ -128,7 +128,7 @@ func (c *Client) Invoke(ctx context.Context, method string, args, reply any, opt
 	}
 	defer l.finish()
 	if err := l.grpc.Invoke(ctx, method, args, reply, opts...); err != nil {
-		return c.classify(ctx, l, method, err)
+		return c.classify(ctx, method, err)
 	}
 	return nil
 }
@@ -178,15 +178,16 @@ func (c *Client) NewStream(ctx context.Context, desc *grpc.StreamDesc, method st
 	s, err := l.grpc.NewStream(forwardTrace(ctx), desc, method, opts...)
 	if err != nil {
 		l.finish()
-		return nil, c.classify(ctx, l, method, err)
+		return nil, c.classify(ctx, method, err)
 	}
 	context.AfterFunc(s.Context(), l.finish)
-	return &clientStream{ClientStream: s, client: c, link: l, method: method}, nil
+	return &clientStream{ClientStream: s, ctx: ctx, client: c, method: method}, nil
 }
 
 // classify turns what gRPC says into a fault. A status that the other side's
-// handler sent carries its kind; one that gRPC itself made does not.
-func (c *Client) classify(ctx context.Context, l *channel, method string, err error) error {
+// handler sent carries its kind; one that gRPC itself made does not. ctx is the
+// caller's: the one of a stream ends with the stream.
+func (c *Client) classify(ctx context.Context, method string, err error) error {
 	st, ok := status.FromError(err)
 	if !ok || len(st.Details()) > 0 {
 		return fault.FromGRPC(err)
@@ -195,7 +196,8 @@ func (c *Client) classify(ctx context.Context, l *channel, method string, err er
 	case codes.Unavailable:
 		return fault.New(fault.Unreachable, "call %s on %s: the connection broke: %s", method, c.peer, st.Message())
 	case codes.Canceled:
-		if ctx.Err() == nil && l.dead() {
+		// Of the caller's doing only if its own context ended.
+		if ctx.Err() == nil {
 			return fault.New(fault.Unreachable, "call %s on %s: the connection broke", method, c.peer)
 		}
 		return fault.New(fault.Canceled, "call %s on %s: canceled", method, c.peer)
@@ -207,8 +209,8 @@ func (c *Client) classify(ctx context.Context, l *channel, method string, err er
 
 type clientStream struct {
 	grpc.ClientStream
+	ctx    context.Context // the caller's
 	client *Client
-	link   *channel
 	method string
 }
 
@@ -224,7 +226,7 @@ func (s *clientStream) fix(err error) error {
 	if err == nil || err == io.EOF {
 		return err
 	}
-	return s.client.classify(s.Context(), s.link, s.method, err)
+	return s.client.classify(s.ctx, s.method, err)
 }
 
 // forwardTrace passes the W3C trace of an incoming call on to the calls it makes.

@@ -88,7 +88,7 @@ func NewServer(o ServerOptions) *Server {
 			defer end()
 			defer o.recover(info.FullMethod, &err)
 			resp, err = next(ctx, req)
-			return resp, fault.ToGRPC(err)
+			return resp, fault.ToGRPC(cutOff(ctx, info.FullMethod, err))
 		}),
 		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
 			ctx, end, err := s.begin(stream.Context(), info.FullMethod)
@@ -97,7 +97,7 @@ func NewServer(o ServerOptions) *Server {
 			}
 			defer end()
 			defer o.recover(info.FullMethod, &err)
-			return fault.ToGRPC(next(srv, &serverStream{stream, ctx}))
+			return fault.ToGRPC(cutOff(ctx, info.FullMethod, next(srv, &serverStream{stream, ctx})))
 		}),
 	)
 	return s
@@ -117,6 +117,16 @@ func (s *Server) begin(ctx context.Context, fullMethod string) (_ context.Contex
 		return ctx, end, err
 	}
 	return ctx, noTurn, nil
+}
+
+// cutOff is what a call is told whose handler gave up because its own context
+// ended: a caller that did not end it itself may still hear, when it is the
+// connection that goes, and must not read that it canceled.
+func cutOff(ctx context.Context, fullMethod string, err error) error {
+	if ctx.Err() == nil || !fault.Is(err, fault.Canceled) {
+		return err
+	}
+	return fault.New(fault.Unreachable, "call %s: the connection ended beneath it", fullMethod)
 }
 
 // recover keeps one broken handler from ending the daemon, and says so.

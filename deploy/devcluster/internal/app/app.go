@@ -180,7 +180,7 @@ func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logg
 		o.Switched, server = proxy.Set, proxy.URL
 	}
 
-	machines, err := guest.New(guest.Options{Dir: o.Dir, AgentDir: o.AgentDir, Binds: o.Binds, Plain: o.Plain, Log: log.Named("vm")})
+	machines, err := guest.New(guest.Options{Dir: o.Dir, AgentDir: o.AgentDir, Binds: o.Binds, Plain: o.Plain, Played: o.PlayVMs, Log: log.Named("vm")})
 	if err != nil {
 		return err
 	}

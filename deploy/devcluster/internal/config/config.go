@@ -41,6 +41,7 @@ type Options struct {
 	Fsync           bool   // etcd syncs to disk, slower but survives a power cut
 	KeepVMs         bool   // leave VM processes running at a clean stop
 	Plain           bool   // run VM processes without namespaces even where they are permitted
+	PlayVMs         bool   // no process for a VM: it only says that it runs
 	APIProxy        bool   // kubeconfigs of accounts lead through the proxy that makes API faults
 	StopOnStdinEOF  bool   // stop when standard input closes
 	LogLevel        string // trace, debug, info, warn, error
@@ -93,6 +94,7 @@ func ParseUp(args []string, out io.Writer) (Options, error) {
 	fs.BoolVar(&o.Fsync, "fsync", false, "let etcd sync to disk; without it a power cut may lose data, a kill does not")
 	fs.BoolVar(&o.KeepVMs, "keep-vms", false, "leave simulated VMs running at a clean stop; without it they power off and come back at the next start")
 	fs.BoolVar(&o.Plain, "plain-vms", false, "run simulated VMs as plain processes even where namespaces are permitted")
+	fs.BoolVar(&o.PlayVMs, "play-vms", false, "simulated VMs have no process: they say Running, and no agent runs in them; for hundreds of VMs on a small machine")
 	fs.BoolVar(&o.APIProxy, "api-proxy", false, "let the kubeconfigs of --kubeconfig-for lead through a proxy that makes API faults")
 	fs.BoolVar(&o.StopOnStdinEOF, "stop-on-stdin-close", false, "stop when standard input closes")
 	fs.StringVar(&o.LogLevel, "log-level", "info", "trace, debug, info, warn or error")

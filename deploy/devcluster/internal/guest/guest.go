@@ -37,6 +37,7 @@ type Machine struct {
 	AgentDir string          `json:"agentDir,omitempty"`
 	Binds    []string        `json:"binds,omitempty"`
 	Isolated bool            `json:"isolated"`
+	Played   bool            `json:"played,omitempty"` // has no process
 
 	Files []cloudinit.File `json:"-"` // written at the start, not kept
 }
@@ -55,6 +56,7 @@ type Runtime struct {
 	agentDir string
 	binds    []string
 	isolated bool
+	played   bool
 	self     string
 	log      hclog.Logger
 
@@ -95,6 +97,7 @@ type Options struct {
 	AgentDir string   // served as the agent disk
 	Binds    []string // host folders shown read-only in machines
 	Plain    bool     // no namespaces
+	Played   bool     // no process at all: a machine only says that it runs
 	Log      hclog.Logger
 }
 
@@ -105,7 +108,7 @@ func New(o Options) (*Runtime, error) {
 		return nil, fmt.Errorf("find own binary: %w", err)
 	}
 	r := &Runtime{
-		dir: o.Dir, agentDir: o.AgentDir, binds: o.Binds, self: self, log: o.Log,
+		dir: o.Dir, agentDir: o.AgentDir, binds: o.Binds, self: self, played: o.Played, log: o.Log,
 		vms: map[string]*vm{}, changed: make(chan string, 4096), closed: make(chan struct{}),
 	}
 	for _, d := range []string{"vms", "disks"} {
@@ -113,7 +116,9 @@ func New(o Options) (*Runtime, error) {
 			return nil, fmt.Errorf("make the machine folder: %w", err)
 		}
 	}
-	if o.Plain {
+	if o.Played {
+		r.log.Info("simulated vms are only played, as asked: they have no process, and no agent runs in them")
+	} else if o.Plain {
 		r.log.Info("simulated vms run as plain processes, as asked")
 	} else if err := probe(self); err != nil {
 		r.log.Warn("simulated vms run as plain processes with rewritten paths: namespaces are not permitted here", "error", err)
@@ -149,6 +154,10 @@ func (r *Runtime) adopt() error {
 		}
 		v := &vm{m: m}
 		r.vms[m.ID] = v
+		if m.Played {
+			v.running = readJSON(filepath.Join(dir, exitFile), &v.exit) != nil
+			continue
+		}
 		if readJSON(filepath.Join(dir, processFile), &v.proc) == nil && v.proc.alive() {
 			v.running = true
 			r.log.Info("simulated vm still runs and is adopted", "vm", m.Name, "pid", v.proc.PID)
@@ -173,6 +182,9 @@ func (r *Runtime) Start(m Machine) error {
 	defer r.mu.Unlock()
 	if _, ok := r.vms[m.ID]; ok {
 		return nil
+	}
+	if r.played {
+		return r.play(m)
 	}
 	m.Isolated, m.Binds = r.isolated, r.binds
 	if m.AgentDir != "" {
@@ -263,6 +275,16 @@ func (r *Runtime) State(id string) State {
 	return State{Exists: true, Running: v.running, Code: v.exit.Code, Reason: v.exit.Reason}
 }
 
+// Name is what a machine was called at its start; empty for none of this id.
+func (r *Runtime) Name(id string) string {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if v, ok := r.vms[id]; ok {
+		return v.m.Name
+	}
+	return ""
+}
+
 // IDs lists all machines, running or ended.
 func (r *Runtime) IDs() []string {
 	r.mu.Lock()
@@ -281,6 +303,10 @@ func (r *Runtime) Shutdown(id string, grace time.Duration) {
 	defer r.mu.Unlock()
 	v, ok := r.vms[id]
 	if !ok || !v.running || v.stopping {
+		return
+	}
+	if v.m.Played {
+		r.stopPlaying(v)
 		return
 	}
 	v.stopping = true
@@ -341,7 +367,7 @@ func (r *Runtime) watch() {
 		}
 		r.mu.Lock()
 		for id, v := range r.vms {
-			if !v.running || v.proc.alive() {
+			if !v.running || v.m.Played || v.proc.alive() {
 				continue
 			}
 			v.running = false
@@ -385,7 +411,7 @@ func (r *Runtime) Close(keep bool, grace time.Duration) {
 			v.kill.Stop()
 		}
 		// A machine that is already on its way out must not come back.
-		if !v.running || v.stopping && !v.proc.alive() {
+		if v.m.Played || !v.running || v.stopping && !v.proc.alive() {
 			continue
 		}
 		wg.Go(func() {

@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"hash/fnv"
 	"path/filepath"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	kubevirtv1 "kubevirt.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -284,13 +286,8 @@ func (v *vmis) wake(ctx context.Context, id types.UID) {
 			send(v.faults.pods, &pods.Items[i])
 		}
 	}
-	var all kubevirtv1.VirtualMachineInstanceList
-	if v.List(ctx, &all) == nil {
-		for i := range all.Items {
-			if all.Items[i].UID == id {
-				send(v.faults.vmis, &all.Items[i])
-			}
-		}
+	if namespace, name, ok := strings.Cut(v.machines.Name(string(id)), "/"); ok {
+		send(v.faults.vmis, &kubevirtv1.VirtualMachineInstance{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}})
 	}
 }
 

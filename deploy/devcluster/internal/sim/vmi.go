@@ -29,7 +29,22 @@ import (
 // so that one object has one writer; the phases and conditions tell which of the two would have spoken.
 type vmis struct{ *world }
 
+// byClaimName is the cache's index of VMIs by the names of the claims that their volumes use.
+const byClaimName = "spec.volumes.claim"
+
 func (v *vmis) add(mgr ctrl.Manager) error {
+	err := mgr.GetFieldIndexer().IndexField(context.Background(), &kubevirtv1.VirtualMachineInstance{}, byClaimName, func(o client.Object) []string {
+		var claims []string
+		for _, vol := range o.(*kubevirtv1.VirtualMachineInstance).Spec.Volumes {
+			if claim := claimOf(vol); claim != "" {
+				claims = append(claims, claim)
+			}
+		}
+		return claims
+	})
+	if err != nil {
+		return err
+	}
 	byClaim := handler.EnqueueRequestsFromMapFunc(v.usersOf)
 	return ctrl.NewControllerManagedBy(mgr).Named("simulated-kubevirt").
 		For(&kubevirtv1.VirtualMachineInstance{}).
@@ -43,18 +58,13 @@ func (v *vmis) add(mgr ctrl.Manager) error {
 
 // usersOf lists the VMIs that wait for a claim or a DataVolume of this name.
 func (v *vmis) usersOf(ctx context.Context, o client.Object) []reconcile.Request {
-	var all kubevirtv1.VirtualMachineInstanceList
-	if err := v.List(ctx, &all, client.InNamespace(o.GetNamespace())); err != nil {
+	var users kubevirtv1.VirtualMachineInstanceList
+	if err := v.List(ctx, &users, client.InNamespace(o.GetNamespace()), client.MatchingFields{byClaimName: o.GetName()}); err != nil {
 		return nil
 	}
 	var out []reconcile.Request
-	for i := range all.Items {
-		for _, vol := range all.Items[i].Spec.Volumes {
-			if claimOf(vol) == o.GetName() {
-				out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&all.Items[i])})
-				break
-			}
-		}
+	for i := range users.Items {
+		out = append(out, reconcile.Request{NamespacedName: client.ObjectKeyFromObject(&users.Items[i])})
 	}
 	return out
 }
