@@ -17,8 +17,9 @@ mkdir -p "$cache"
 # cluster set it to 1 for themselves.
 export CGO_ENABLED=0
 
-started=$SECONDS
-say() { printf '\033[1m[%3dm%02ds]\033[0m %s\n' $(((SECONDS - started) / 60)) $(((SECONDS - started) % 60)) "$*"; }
+# One clock for the scripts that call each other.
+export STARTED="${STARTED:-$EPOCHSECONDS}"
+say() { printf '\033[1m[%3dm%02ds]\033[0m %s\n' $(((EPOCHSECONDS - STARTED) / 60)) $(((EPOCHSECONDS - STARTED) % 60)) "$*"; }
 
 # cached NAME KEY COMMAND...: run COMMAND (which must write $out) unless a
 # binary of this NAME and KEY is in the cache; then link it into build/bin.

@@ -1,11 +1,22 @@
 #!/usr/bin/env bash
 # Every test, or the parts named: lint go cluster ui end-to-end; crowd by name only.
 . "$(dirname "$0")/lib.sh"
-parts=("$@")
-[ ${#parts[@]} -gt 0 ] || { scripts/setup.sh; scripts/build.sh; parts=(lint go cluster ui end-to-end); }
 export COSMICAC_BIN="$bin" COSMICAC_UI="$root/build/ui" COSMICAC_DEVCLUSTER_BIN="$bin/cosmicac-devcluster" COSMICAC_CADDY_BIN="$bin/caddy" COSMICAC_REQUIRE_CLUSTER=1
 
-for part in "${parts[@]}"; do
+if [ $# -eq 0 ]; then
+  scripts/setup.sh
+  scripts/build.sh
+  # Each part runs, so that one run tells all that is broken.
+  failed=()
+  for part in lint go cluster ui end-to-end; do
+    scripts/test.sh "$part" || failed+=("$part")
+  done
+  [ ${#failed[@]} -eq 0 ] || { echo "test: failed: ${failed[*]}" >&2; exit 1; }
+  say "all tests passed"
+  exit
+fi
+
+for part in "$@"; do
   case "$part" in
   lint) scripts/lint.sh ;;
   go)
@@ -32,4 +43,3 @@ for part in "${parts[@]}"; do
   *) echo "test: unknown part $part (lint, go, cluster, ui, end-to-end, crowd)" >&2; exit 2 ;;
   esac
 done
-say "all tests passed"

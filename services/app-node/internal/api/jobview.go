@@ -109,11 +109,12 @@ type AttemptNode struct {
 
 // GraphNode is one cluster object in the cluster's own words.
 type GraphNode struct {
-	Kind    string     `json:"kind"`
-	Name    string     `json:"name"`
-	State   string     `json:"state"`
-	Message string     `json:"message"`
-	Since   *time.Time `json:"since,omitempty"`
+	Kind     string     `json:"kind"`
+	Name     string     `json:"name"`
+	State    string     `json:"state"`
+	Message  string     `json:"message"`
+	Since    *time.Time `json:"since,omitempty"`
+	Deadline *time.Time `json:"deadline,omitempty" doc:"It fails then if it is not ready"`
 }
 
 const (
@@ -200,7 +201,7 @@ func attempt(a *orkv1.Attempt) Attempt {
 	for _, n := range a.GetNodes() {
 		node := AttemptNode{NodeName: n.GetNodeName(), GPUCount: n.GetGpuCount(), VMIName: n.GetVmiName(), VMIUID: n.GetVmiUid(), Graph: []GraphNode{}}
 		for _, g := range n.GetGraph() {
-			node.Graph = append(node.Graph, GraphNode{Kind: g.GetKind(), Name: g.GetName(), State: g.GetState(), Message: g.GetMessage(), Since: stamp(g.GetSince())})
+			node.Graph = append(node.Graph, GraphNode{Kind: g.GetKind(), Name: g.GetName(), State: g.GetState(), Message: g.GetMessage(), Since: stamp(g.GetSince()), Deadline: stamp(g.GetDeadline())})
 		}
 		out.Nodes = append(out.Nodes, node)
 	}

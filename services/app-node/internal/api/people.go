@@ -88,6 +88,7 @@ type meOutput struct {
 	Body struct {
 		User      UserSummary `json:"user"`
 		Projects  []Project   `json:"projects"`
+		Rights    []Right     `json:"rights" doc:"What operations may ask of me, as each names it in x-cosmicac-right"`
 		ExpiresAt time.Time   `json:"expires_at" doc:"When this sign-in ends if it is not used again"`
 	}
 }
@@ -96,6 +97,11 @@ func (s *Server) me(ctx context.Context, _ *struct{}) (*meOutput, error) {
 	p := caller(ctx)
 	out := &meOutput{}
 	out.Body.User, out.Body.ExpiresAt, out.Body.Projects = summary(p.User), p.ExpiresAt, []Project{}
+	for _, r := range known {
+		if allows(p, r) {
+			out.Body.Rights = append(out.Body.Rights, r)
+		}
+	}
 	for _, project := range p.Projects {
 		out.Body.Projects = append(out.Body.Projects, Project{ID: project.ID, Name: project.Name})
 	}

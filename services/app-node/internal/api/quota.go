@@ -55,13 +55,18 @@ func (s *Server) setQuota(ctx context.Context, in *setQuotaInput) (*quotaOutput,
 	return &quotaOutput{Body: s.quota(ctx, q)}, nil
 }
 
-// quota joins the setting with what the orchestrator knows of it, as far as it can
-// be asked.
-func (s *Server) quota(ctx context.Context, q store.Quota) Quota {
+func setting(q store.Quota) Quota {
 	out := Quota{ProjectID: q.ProjectID}
 	if !q.Unlimited {
 		out.MaximumGPUs = &q.MaximumGPUs
 	}
+	return out
+}
+
+// quota joins the setting with what the orchestrator knows of it, as far as it can
+// be asked.
+func (s *Server) quota(ctx context.Context, q store.Quota) Quota {
+	out := setting(q)
 	if known, err := s.Ork.Quota(ctx, q.ProjectID); err == nil {
 		held := known.GetHeldGpus()
 		out.HeldGPUs, out.Admitted = &held, known.GetQuota().GetRevision() == q.Revision
