@@ -750,8 +750,11 @@ type JobSpec struct {
 	IdleStop *durationpb.Duration `protobuf:"bytes,18,opt,name=idle_stop,json=idleStop,proto3" json:"idle_stop,omitempty"`
 	// CUDA or driver release that the image must have, as "CUDA 12.8"; recorded
 	// as it was resolved.
-	Cuda          string  `protobuf:"bytes,19,opt,name=cuda,proto3" json:"cuda,omitempty"`
-	Alerts        *Alerts `protobuf:"bytes,20,opt,name=alerts,proto3" json:"alerts,omitempty"`
+	Cuda   string  `protobuf:"bytes,19,opt,name=cuda,proto3" json:"cuda,omitempty"`
+	Alerts *Alerts `protobuf:"bytes,20,opt,name=alerts,proto3" json:"alerts,omitempty"`
+	// Ports of its VM that the outside may reach; none by default. GPU Container
+	// Jobs only, at most 16.
+	Ports         []*PublicPort `protobuf:"bytes,21,rep,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -926,6 +929,78 @@ func (x *JobSpec) GetAlerts() *Alerts {
 	return nil
 }
 
+func (x *JobSpec) GetPorts() []*PublicPort {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// PublicPort is a port of a job's VM that is to be reached from outside the cluster.
+type PublicPort struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// 1 to 65535 but 22; one entry a port and protocol.
+	Port uint32 `protobuf:"varint,1,opt,name=port,proto3" json:"port,omitempty"`
+	// "tcp" or "udp".
+	Protocol string `protobuf:"bytes,2,opt,name=protocol,proto3" json:"protocol,omitempty"`
+	// A DNS label of at most 15 characters with a letter in it, as "web"; recorded
+	// as "tcp-8080" when none is given.
+	Name          string `protobuf:"bytes,3,opt,name=name,proto3" json:"name,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublicPort) Reset() {
+	*x = PublicPort{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublicPort) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublicPort) ProtoMessage() {}
+
+func (x *PublicPort) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublicPort.ProtoReflect.Descriptor instead.
+func (*PublicPort) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PublicPort) GetPort() uint32 {
+	if x != nil {
+		return x.Port
+	}
+	return 0
+}
+
+func (x *PublicPort) GetProtocol() string {
+	if x != nil {
+		return x.Protocol
+	}
+	return ""
+}
+
+func (x *PublicPort) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
 // Alerts say what is worth a condition and an event of its own. Zero is never.
 type Alerts struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -941,7 +1016,7 @@ type Alerts struct {
 
 func (x *Alerts) Reset() {
 	*x = Alerts{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -953,7 +1028,7 @@ func (x *Alerts) String() string {
 func (*Alerts) ProtoMessage() {}
 
 func (x *Alerts) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -966,7 +1041,7 @@ func (x *Alerts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alerts.ProtoReflect.Descriptor instead.
 func (*Alerts) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{5}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Alerts) GetCostPercent() uint32 {
@@ -1003,7 +1078,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1015,7 +1090,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1028,7 +1103,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{6}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Price) GetCentsPerGpuHour() uint64 {
@@ -1056,7 +1131,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1143,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1156,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{7}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Owner) GetProjectId() string {
@@ -1126,7 +1201,7 @@ type Job struct {
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1213,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1226,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{8}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Job) GetId() string {
@@ -1265,7 +1340,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1277,7 +1352,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1290,7 +1365,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{9}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Condition) GetKind() string {
@@ -1329,7 +1404,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1341,7 +1416,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1354,7 +1429,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{10}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Replica) GetId() string {
@@ -1434,7 +1509,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1446,7 +1521,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1459,7 +1534,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{11}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Attempt) GetId() string {
@@ -1610,14 +1685,16 @@ type AttemptNode struct {
 	VmiName  string                 `protobuf:"bytes,3,opt,name=vmi_name,json=vmiName,proto3" json:"vmi_name,omitempty"`
 	VmiUid   string                 `protobuf:"bytes,4,opt,name=vmi_uid,json=vmiUid,proto3" json:"vmi_uid,omitempty"`
 	// The cluster's own words, object by object.
-	Graph         []*GraphNode `protobuf:"bytes,5,rep,name=graph,proto3" json:"graph,omitempty"`
+	Graph []*GraphNode `protobuf:"bytes,5,rep,name=graph,proto3" json:"graph,omitempty"`
+	// Where its declared ports are reached, once the cluster has said so.
+	Ports         []*PortAddress `protobuf:"bytes,6,rep,name=ports,proto3" json:"ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AttemptNode) Reset() {
 	*x = AttemptNode{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1629,7 +1706,7 @@ func (x *AttemptNode) String() string {
 func (*AttemptNode) ProtoMessage() {}
 
 func (x *AttemptNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1642,7 +1719,7 @@ func (x *AttemptNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptNode.ProtoReflect.Descriptor instead.
 func (*AttemptNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{12}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *AttemptNode) GetNodeName() string {
@@ -1680,6 +1757,77 @@ func (x *AttemptNode) GetGraph() []*GraphNode {
 	return nil
 }
 
+func (x *AttemptNode) GetPorts() []*PortAddress {
+	if x != nil {
+		return x.Ports
+	}
+	return nil
+}
+
+// PortAddress is where a declared port is reached from outside the cluster.
+type PortAddress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Port  *PublicPort            `protobuf:"bytes,1,opt,name=port,proto3" json:"port,omitempty"`
+	// Names or IP addresses: the rack's own public address, the load balancer's, or
+	// the node's. Empty until known, at most 8.
+	Hosts []string `protobuf:"bytes,2,rep,name=hosts,proto3" json:"hosts,omitempty"`
+	// The port there.
+	PublicPort    uint32 `protobuf:"varint,3,opt,name=public_port,json=publicPort,proto3" json:"public_port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortAddress) Reset() {
+	*x = PortAddress{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortAddress) ProtoMessage() {}
+
+func (x *PortAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortAddress.ProtoReflect.Descriptor instead.
+func (*PortAddress) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *PortAddress) GetPort() *PublicPort {
+	if x != nil {
+		return x.Port
+	}
+	return nil
+}
+
+func (x *PortAddress) GetHosts() []string {
+	if x != nil {
+		return x.Hosts
+	}
+	return nil
+}
+
+func (x *PortAddress) GetPublicPort() uint32 {
+	if x != nil {
+		return x.PublicPort
+	}
+	return 0
+}
+
 // GraphNode is one cluster object of an attempt as the worker sees it.
 type GraphNode struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1698,7 +1846,7 @@ type GraphNode struct {
 
 func (x *GraphNode) Reset() {
 	*x = GraphNode{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +1858,7 @@ func (x *GraphNode) String() string {
 func (*GraphNode) ProtoMessage() {}
 
 func (x *GraphNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +1871,7 @@ func (x *GraphNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphNode.ProtoReflect.Descriptor instead.
 func (*GraphNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{13}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *GraphNode) GetKind() string {
@@ -1787,7 +1935,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1799,7 +1947,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1812,7 +1960,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{14}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -1919,7 +2067,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\targuments\x18\x04 \x03(\tR\targuments\x12!\n" +
 	"\fserved_names\x18\x05 \x03(\tR\vservedNames\x123\n" +
 	"\x15require_authorization\x18\x06 \x01(\bR\x14requireAuthorization\x124\n" +
-	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xa4\a\n" +
+	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xd7\a\n" +
 	"\aJobSpec\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.cosmicac.ork.v1.JobKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -1941,10 +2089,16 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\bpriority\x18\x11 \x01(\x11R\bpriority\x126\n" +
 	"\tidle_stop\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\bidleStop\x12\x12\n" +
 	"\x04cuda\x18\x13 \x01(\tR\x04cuda\x12/\n" +
-	"\x06alerts\x18\x14 \x01(\v2\x17.cosmicac.ork.v1.AlertsR\x06alerts\x1a>\n" +
+	"\x06alerts\x18\x14 \x01(\v2\x17.cosmicac.ork.v1.AlertsR\x06alerts\x121\n" +
+	"\x05ports\x18\x15 \x03(\v2\x1b.cosmicac.ork.v1.PublicPortR\x05ports\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xb1\x01\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
+	"\n" +
+	"PublicPort\x12\x12\n" +
+	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
+	"\bprotocol\x18\x02 \x01(\tR\bprotocol\x12\x12\n" +
+	"\x04name\x18\x03 \x01(\tR\x04name\"\xb1\x01\n" +
 	"\x06Alerts\x12!\n" +
 	"\fcost_percent\x18\x01 \x01(\rR\vcostPercent\x12<\n" +
 	"\fqueued_after\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\vqueuedAfter\x12F\n" +
@@ -2014,13 +2168,19 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"claimed_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\x123\n" +
 	"\agone_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x06goneAt\x12\x1c\n" +
-	"\tabandoned\x18\x14 \x01(\bR\tabandoned\"\xad\x01\n" +
+	"\tabandoned\x18\x14 \x01(\bR\tabandoned\"\xe1\x01\n" +
 	"\vAttemptNode\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
 	"\tgpu_count\x18\x02 \x01(\rR\bgpuCount\x12\x19\n" +
 	"\bvmi_name\x18\x03 \x01(\tR\avmiName\x12\x17\n" +
 	"\avmi_uid\x18\x04 \x01(\tR\x06vmiUid\x120\n" +
-	"\x05graph\x18\x05 \x03(\v2\x1a.cosmicac.ork.v1.GraphNodeR\x05graph\"\xcd\x01\n" +
+	"\x05graph\x18\x05 \x03(\v2\x1a.cosmicac.ork.v1.GraphNodeR\x05graph\x122\n" +
+	"\x05ports\x18\x06 \x03(\v2\x1c.cosmicac.ork.v1.PortAddressR\x05ports\"u\n" +
+	"\vPortAddress\x12/\n" +
+	"\x04port\x18\x01 \x01(\v2\x1b.cosmicac.ork.v1.PublicPortR\x04port\x12\x14\n" +
+	"\x05hosts\x18\x02 \x03(\tR\x05hosts\x12\x1f\n" +
+	"\vpublic_port\x18\x03 \x01(\rR\n" +
+	"publicPort\"\xcd\x01\n" +
 	"\tGraphNode\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
@@ -2184,7 +2344,7 @@ func file_cosmicac_ork_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_cosmicac_ork_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_cosmicac_ork_v1_job_proto_goTypes = []any{
 	(JobKind)(0),                          // 0: cosmicac.ork.v1.JobKind
 	(State)(0),                            // 1: cosmicac.ork.v1.State
@@ -2196,68 +2356,73 @@ var file_cosmicac_ork_v1_job_proto_goTypes = []any{
 	(*Image)(nil),                         // 7: cosmicac.ork.v1.Image
 	(*InferenceSpec)(nil),                 // 8: cosmicac.ork.v1.InferenceSpec
 	(*JobSpec)(nil),                       // 9: cosmicac.ork.v1.JobSpec
-	(*Alerts)(nil),                        // 10: cosmicac.ork.v1.Alerts
-	(*Price)(nil),                         // 11: cosmicac.ork.v1.Price
-	(*Owner)(nil),                         // 12: cosmicac.ork.v1.Owner
-	(*Job)(nil),                           // 13: cosmicac.ork.v1.Job
-	(*Condition)(nil),                     // 14: cosmicac.ork.v1.Condition
-	(*Replica)(nil),                       // 15: cosmicac.ork.v1.Replica
-	(*Attempt)(nil),                       // 16: cosmicac.ork.v1.Attempt
-	(*AttemptNode)(nil),                   // 17: cosmicac.ork.v1.AttemptNode
-	(*GraphNode)(nil),                     // 18: cosmicac.ork.v1.GraphNode
-	(*Event)(nil),                         // 19: cosmicac.ork.v1.Event
-	nil,                                   // 20: cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	(*durationpb.Duration)(nil),           // 21: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),         // 22: google.protobuf.Timestamp
-	(*descriptorpb.EnumValueOptions)(nil), // 23: google.protobuf.EnumValueOptions
+	(*PublicPort)(nil),                    // 10: cosmicac.ork.v1.PublicPort
+	(*Alerts)(nil),                        // 11: cosmicac.ork.v1.Alerts
+	(*Price)(nil),                         // 12: cosmicac.ork.v1.Price
+	(*Owner)(nil),                         // 13: cosmicac.ork.v1.Owner
+	(*Job)(nil),                           // 14: cosmicac.ork.v1.Job
+	(*Condition)(nil),                     // 15: cosmicac.ork.v1.Condition
+	(*Replica)(nil),                       // 16: cosmicac.ork.v1.Replica
+	(*Attempt)(nil),                       // 17: cosmicac.ork.v1.Attempt
+	(*AttemptNode)(nil),                   // 18: cosmicac.ork.v1.AttemptNode
+	(*PortAddress)(nil),                   // 19: cosmicac.ork.v1.PortAddress
+	(*GraphNode)(nil),                     // 20: cosmicac.ork.v1.GraphNode
+	(*Event)(nil),                         // 21: cosmicac.ork.v1.Event
+	nil,                                   // 22: cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	(*durationpb.Duration)(nil),           // 23: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),         // 24: google.protobuf.Timestamp
+	(*descriptorpb.EnumValueOptions)(nil), // 25: google.protobuf.EnumValueOptions
 }
 var file_cosmicac_ork_v1_job_proto_depIdxs = []int32{
 	0,  // 0: cosmicac.ork.v1.JobSpec.kind:type_name -> cosmicac.ork.v1.JobKind
 	6,  // 1: cosmicac.ork.v1.JobSpec.gpu:type_name -> cosmicac.ork.v1.GpuRequest
 	7,  // 2: cosmicac.ork.v1.JobSpec.image:type_name -> cosmicac.ork.v1.Image
 	8,  // 3: cosmicac.ork.v1.JobSpec.inference:type_name -> cosmicac.ork.v1.InferenceSpec
-	20, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	21, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
+	22, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	23, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
 	4,  // 6: cosmicac.ork.v1.JobSpec.placement:type_name -> cosmicac.ork.v1.Placement
-	21, // 7: cosmicac.ork.v1.JobSpec.idle_stop:type_name -> google.protobuf.Duration
-	10, // 8: cosmicac.ork.v1.JobSpec.alerts:type_name -> cosmicac.ork.v1.Alerts
-	21, // 9: cosmicac.ork.v1.Alerts.queued_after:type_name -> google.protobuf.Duration
-	21, // 10: cosmicac.ork.v1.Alerts.unreachable_after:type_name -> google.protobuf.Duration
-	9,  // 11: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
-	12, // 12: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
-	1,  // 13: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
-	2,  // 14: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
-	14, // 15: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
-	15, // 16: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
-	22, // 17: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
-	22, // 18: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
-	22, // 19: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
-	11, // 20: cosmicac.ork.v1.Job.price:type_name -> cosmicac.ork.v1.Price
-	22, // 21: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 22: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
-	2,  // 23: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
-	16, // 24: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
-	1,  // 25: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
-	2,  // 26: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
-	17, // 27: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	22, // 28: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
-	22, // 29: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
-	22, // 30: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
-	22, // 31: cosmicac.ork.v1.Attempt.claimed_at:type_name -> google.protobuf.Timestamp
-	22, // 32: cosmicac.ork.v1.Attempt.gone_at:type_name -> google.protobuf.Timestamp
-	18, // 33: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
-	22, // 34: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
-	22, // 35: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
-	22, // 36: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
-	1,  // 37: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
-	2,  // 38: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
-	23, // 39: cosmicac.ork.v1.words:extendee -> google.protobuf.EnumValueOptions
-	5,  // 40: cosmicac.ork.v1.words:type_name -> cosmicac.ork.v1.Words
-	41, // [41:41] is the sub-list for method output_type
-	41, // [41:41] is the sub-list for method input_type
-	40, // [40:41] is the sub-list for extension type_name
-	39, // [39:40] is the sub-list for extension extendee
-	0,  // [0:39] is the sub-list for field type_name
+	23, // 7: cosmicac.ork.v1.JobSpec.idle_stop:type_name -> google.protobuf.Duration
+	11, // 8: cosmicac.ork.v1.JobSpec.alerts:type_name -> cosmicac.ork.v1.Alerts
+	10, // 9: cosmicac.ork.v1.JobSpec.ports:type_name -> cosmicac.ork.v1.PublicPort
+	23, // 10: cosmicac.ork.v1.Alerts.queued_after:type_name -> google.protobuf.Duration
+	23, // 11: cosmicac.ork.v1.Alerts.unreachable_after:type_name -> google.protobuf.Duration
+	9,  // 12: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
+	13, // 13: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
+	1,  // 14: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
+	2,  // 15: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
+	15, // 16: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
+	16, // 17: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
+	24, // 18: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
+	24, // 19: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
+	24, // 20: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
+	12, // 21: cosmicac.ork.v1.Job.price:type_name -> cosmicac.ork.v1.Price
+	24, // 22: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 23: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
+	2,  // 24: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
+	17, // 25: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
+	1,  // 26: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
+	2,  // 27: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
+	18, // 28: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	24, // 29: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
+	24, // 30: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
+	24, // 31: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
+	24, // 32: cosmicac.ork.v1.Attempt.claimed_at:type_name -> google.protobuf.Timestamp
+	24, // 33: cosmicac.ork.v1.Attempt.gone_at:type_name -> google.protobuf.Timestamp
+	20, // 34: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
+	19, // 35: cosmicac.ork.v1.AttemptNode.ports:type_name -> cosmicac.ork.v1.PortAddress
+	10, // 36: cosmicac.ork.v1.PortAddress.port:type_name -> cosmicac.ork.v1.PublicPort
+	24, // 37: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
+	24, // 38: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
+	24, // 39: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
+	1,  // 40: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
+	2,  // 41: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
+	25, // 42: cosmicac.ork.v1.words:extendee -> google.protobuf.EnumValueOptions
+	5,  // 43: cosmicac.ork.v1.words:type_name -> cosmicac.ork.v1.Words
+	44, // [44:44] is the sub-list for method output_type
+	44, // [44:44] is the sub-list for method input_type
+	43, // [43:44] is the sub-list for extension type_name
+	42, // [42:43] is the sub-list for extension extendee
+	0,  // [0:42] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_job_proto_init() }
@@ -2271,7 +2436,7 @@ func file_cosmicac_ork_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_job_proto_rawDesc), len(file_cosmicac_ork_v1_job_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   16,
+			NumMessages:   18,
 			NumExtensions: 1,
 			NumServices:   0,
 		},
