@@ -18,6 +18,8 @@ type AvailableGPU struct {
 	Waiting              uint32          `json:"waiting" doc:"Replicas that wait for this model here"`
 	WaitingGPUs          uint32          `json:"waiting_gpus" doc:"The GPUs that they want"`
 	LongestWaitSeconds   int64           `json:"longest_wait_seconds" doc:"How long the first of them has waited"`
+	PriceCents           *uint64         `json:"price_cents_per_gpu_hour" doc:"null when nobody knows: a cost limit is refused then"`
+	Currency             string          `json:"currency"`
 }
 
 // AvailableRack is one rack's part of it.
@@ -51,6 +53,9 @@ func (s *Server) listGPUs(ctx context.Context, in *gpusInput) (*gpusOutput, erro
 		gpu := AvailableGPU{Model: g.GetGpuModel(), Location: g.GetLocation(), Total: g.GetTotal(), Held: g.GetHeld(), Offerable: g.GetAvailable(),
 			LargestNodeOfferable: g.GetLargestVm(), Racks: []AvailableRack{}, Waiting: g.GetWaiting(), WaitingGPUs: g.GetWaitingGpus(),
 			LongestWaitSeconds: int64(g.GetLongestWait().AsDuration() / time.Second)}
+		if cents, currency, known := s.Catalogue.Price(g.GetGpuModel()); known {
+			gpu.PriceCents, gpu.Currency = &cents, currency
+		}
 		for _, r := range g.GetRacks() {
 			gpu.Racks = append(gpu.Racks, AvailableRack{ID: r.GetRackId(), Offerable: r.GetAvailable(), LargestNodeOfferable: r.GetLargestVm(),
 				Reason: reasonName(r.GetReason()), Message: r.GetMessage()})

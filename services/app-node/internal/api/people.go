@@ -97,11 +97,7 @@ func (s *Server) me(ctx context.Context, _ *struct{}) (*meOutput, error) {
 	p := caller(ctx)
 	out := &meOutput{}
 	out.Body.User, out.Body.ExpiresAt, out.Body.Projects = summary(p.User), p.ExpiresAt, []Project{}
-	for _, r := range known {
-		if allows(p, r) {
-			out.Body.Rights = append(out.Body.Rights, r)
-		}
-	}
+	out.Body.Rights = rightsOf(p)
 	for _, project := range p.Projects {
 		out.Body.Projects = append(out.Body.Projects, Project{ID: project.ID, Name: project.Name})
 	}

@@ -202,7 +202,7 @@ func TestWhoWaitsIsShownBesideWhatIsFree(t *testing.T) {
 		if c := l.ork.racks[id].GetEntry().GetBoardGpuCounts(); !slices.Equal(c, []uint32{1, 2, 4, 8}) {
 			t.Errorf("board counts %v", c)
 		}
-		l.ork.racks[id].Nodes = []*orkv1.RackNode{{Name: "n1", Gpus: []*orkv1.GpuCapacity{{Model: "H100", Total: 8, Offerable: 8}}}}
+		l.ork.racks[id].Nodes = []*orkv1.RackNode{{Name: "n1", Gpus: []*orkv1.GpuCapacity{{Model: "H100", Total: 8, Offerable: 8}, {Model: "GH100_H100_SXM5_80GB", Total: 8}}}}
 		l.ork.mu.Unlock()
 	}
 	l.ok(200, nil, "POST", "/api/v1/racks/us-1/cordon", l.admin, map[string]any{"cordoned": true})
@@ -210,5 +210,10 @@ func TestWhoWaitsIsShownBesideWhatIsFree(t *testing.T) {
 	if text := string(r.body); strings.Contains(text, `"location":"in"`) || !strings.Contains(text, `"longest_wait_seconds":90`) ||
 		!strings.Contains(text, `"waiting_gpus":8`) || !strings.Contains(text, `"reason":"cordoned"`) {
 		t.Errorf("%s", text)
+	}
+	for model, price := range map[string]string{"H100": "null", "GH100_H100_SXM5_80GB": "249"} {
+		if r := l.ok(200, nil, "GET", "/api/v1/gpus?location=us&model="+model, token, nil); !strings.Contains(string(r.body), `"price_cents_per_gpu_hour":`+price) {
+			t.Errorf("the price of %s: %s", model, r.body)
+		}
 	}
 }

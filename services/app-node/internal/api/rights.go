@@ -41,3 +41,13 @@ func allows(p account.Person, r Right) bool {
 	}
 	return p.User.Administrator || slices.Contains(memberRights, r)
 }
+
+// rightsOf lists what a person may do, for an interface that offers nothing else.
+func rightsOf(p account.Person) (rights []Right) {
+	for _, r := range known {
+		if r != Public && allows(p, r) {
+			rights = append(rights, r)
+		}
+	}
+	return rights
+}

@@ -18,11 +18,12 @@ type Quota struct {
 
 const quotaColumns = "id, maximum_gpus, quota_revision"
 
-func scanQuota(row scanner) (Quota, error) {
+// scanQuota reads quotaColumns, and what was selected beside them into more.
+func scanQuota(row scanner, more ...any) (Quota, error) {
 	var q Quota
 	var maximum sql.NullInt64
 	var revision int64
-	err := row.Scan(&q.ProjectID, &maximum, &revision)
+	err := row.Scan(append([]any{&q.ProjectID, &maximum, &revision}, more...)...)
 	q.Unlimited, q.MaximumGPUs, q.Revision = !maximum.Valid, uint32(maximum.Int64), uint64(revision)
 	return q, err
 }
