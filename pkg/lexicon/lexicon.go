@@ -1,6 +1,6 @@
 // Package lexicon is the words for what a job can be: its states, the reasons for
-// them, and the conditions that stand beside. They are written once, on the wire's
-// enums in proto/cosmicac/ork/v1/job.proto; the orchestrator's README, the enums of
+// them, and the conditions that stand beside; and for the states of a volume. They are
+// written once, on the wire's enums in proto/cosmicac/ork/v1; the orchestrator's README, the enums of
 // the HTTP API and the labels of the web interface are made from them here, and a
 // test says when one is stale.
 //
@@ -35,6 +35,9 @@ func Reasons() []Entry { return entries(orkv1.Reason(0).Descriptor()) }
 
 // Conditions lists every kind of condition.
 func Conditions() []Entry { return entries(orkv1.ConditionKind(0).Descriptor()) }
+
+// VolumeStates lists every state of a volume in the order of a life.
+func VolumeStates() []Entry { return entries(orkv1.VolumeState(0).Descriptor()) }
 
 // entries reads an enum's words; the unspecified value has none and is left out.
 func entries(d protoreflect.EnumDescriptor) []Entry {

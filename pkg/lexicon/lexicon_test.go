@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write what is made from the words anew"
 
 func TestEveryStateReasonAndConditionHasItsWords(t *testing.T) {
 	t.Parallel()
-	for kind, all := range map[string][]Entry{"state": States(), "reason": Reasons(), "condition": Conditions()} {
+	for kind, all := range map[string][]Entry{"state": States(), "reason": Reasons(), "condition": Conditions(), "volume state": VolumeStates()} {
 		seen := map[string]bool{}
 		for _, e := range all {
 			if e.Label == "" || e.Means == "" || e.Remedy == "" || seen[e.Name] || strings.ContainsAny(e.Label+e.Means+e.Remedy, "|\n") ||
@@ -35,7 +35,7 @@ func TestEveryStateReasonAndConditionHasItsWords(t *testing.T) {
 // table is a Markdown table of words between its marks.
 func table(mark string, all []Entry, head string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "<!-- %s: made from proto/cosmicac/ork/v1/job.proto -->\n| %s |\n|---|---|---|\n", mark, head)
+	fmt.Fprintf(&b, "<!-- %s: made from proto/cosmicac/ork/v1 -->\n| %s |\n|---|---|---|\n", mark, head)
 	for _, e := range all {
 		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", e.Name, e.Means, e.Remedy)
 	}
@@ -63,6 +63,7 @@ func TestWhatIsMadeFromTheWordsIsFresh(t *testing.T) {
 		"states":     table("states", States(), "state | what it means | what moves it on"),
 		"reasons":    table("reasons", Reasons(), "reason | what it means | what would have to change"),
 		"conditions": table("conditions", Conditions(), "condition | what it means | what to do"),
+		"volumes":    table("volumes", VolumeStates(), "state | what it means | what moves it on"),
 	} {
 		between := regexp.MustCompile(`(?s)<!-- ` + mark + `: .*<!-- end of ` + mark + ` -->`)
 		if !between.MatchString(fresh) {
@@ -71,11 +72,12 @@ func TestWhatIsMadeFromTheWordsIsFresh(t *testing.T) {
 		fresh = between.ReplaceAllLiteralString(fresh, made)
 	}
 	var b strings.Builder
-	b.WriteString("// Made from proto/cosmicac/ork/v1/job.proto by `make generate`; not edited by hand.\n\n" +
+	b.WriteString("// Made from proto/cosmicac/ork/v1 by `make generate`; not edited by hand.\n\n" +
 		"/** What people read of a state, a reason or a condition. */\nexport interface Words { label: string; means: string; remedy: string }\n")
 	labels(&b, "states", States())
 	labels(&b, "reasons", Reasons())
 	labels(&b, "conditions", Conditions())
+	labels(&b, "volumeStates", VolumeStates())
 	for file, made := range map[string][]byte{readme: []byte(fresh), script: []byte(b.String())} {
 		have, err := os.ReadFile(file)
 		if err != nil && !os.IsNotExist(err) {

@@ -1,4 +1,4 @@
-// Made from proto/cosmicac/ork/v1/job.proto by `make generate`; not edited by hand.
+// Made from proto/cosmicac/ork/v1 by `make generate`; not edited by hand.
 
 /** What people read of a state, a reason or a condition. */
 export interface Words { label: string; means: string; remedy: string }
@@ -54,6 +54,7 @@ export const reasons: Record<string, Words> = {
   fenced_by_operator: { label: "fenced by an operator", means: "an operator gave up an attempt on a silent node and said that it may be replaced", remedy: "nothing: a new attempt is placed elsewhere" },
   restart_requested: { label: "restart requested", means: "somebody restarted the job", remedy: "nothing: a new attempt follows" },
   vm_removed: { label: "VM removed", means: "somebody else removed or replaced its VM in the cluster", remedy: "start it again" },
+  volume_not_ready: { label: "volume not ready", means: "a volume that is attached to it cannot be used yet; the message says which and why", remedy: "nothing while it is being made; else detach it, or an operator looks at it" },
 };
 
 export const conditions: Record<string, Words> = {
@@ -64,4 +65,12 @@ export const conditions: Record<string, Words> = {
   idle: { label: "idle", means: "no GPU use and no shell; it is stopped at the time given", remedy: "use it, or let it be stopped" },
   alert: { label: "alert", means: "something the job was told to watch has come to pass", remedy: "the message says what" },
   abandoned: { label: "abandoned", means: "an operator removed its rack by force; it may still run there", remedy: "an operator brings the rack back and adopts or deletes it" },
+};
+
+export const volumeStates: Record<string, Words> = {
+  creating: { label: "creating", means: "recorded; the rack's cluster has not said that it can be used", remedy: "nothing: it goes on by itself once the rack's worker is reached" },
+  ready: { label: "ready", means: "a job can use it", remedy: "a delete" },
+  failed: { label: "failed", means: "the rack's cluster does not take it; its words are in the message", remedy: "delete it and create another, of another class or size" },
+  lost: { label: "lost", means: "it was ready, and somebody else removed it from the cluster: what was on it is gone", remedy: "delete it; it is never made anew under its name by itself" },
+  deleting: { label: "deleting", means: "a delete was asked for; the cluster still holds it, or cannot be asked", remedy: "the rack's worker says that nothing of it is left" },
 };

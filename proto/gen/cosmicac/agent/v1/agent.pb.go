@@ -123,7 +123,10 @@ type Seed struct {
 	// UDP and TCP port that the agent's mesh node listens on; 0 for any.
 	MeshPort uint32 `protobuf:"varint,23,opt,name=mesh_port,json=meshPort,proto3" json:"mesh_port,omitempty"`
 	// The address that the mesh node listens on, empty for all.
-	MeshListen    string `protobuf:"bytes,24,opt,name=mesh_listen,json=meshListen,proto3" json:"mesh_listen,omitempty"`
+	MeshListen string `protobuf:"bytes,24,opt,name=mesh_listen,json=meshListen,proto3" json:"mesh_listen,omitempty"`
+	// Volumes of the VM: disks whose serial is the name, to be mounted at
+	// /volumes/<name>.
+	Volumes       []*SeedVolume `protobuf:"bytes,25,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -326,6 +329,67 @@ func (x *Seed) GetMeshListen() string {
 	return ""
 }
 
+func (x *Seed) GetVolumes() []*SeedVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// SeedVolume is a disk that outlives the VM. An agent gives an empty one a file
+// system, once; it never does that to one that holds anything.
+type SeedVolume struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SeedVolume) Reset() {
+	*x = SeedVolume{}
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SeedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SeedVolume) ProtoMessage() {}
+
+func (x *SeedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SeedVolume.ProtoReflect.Descriptor instead.
+func (*SeedVolume) Descriptor() ([]byte, []int) {
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *SeedVolume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SeedVolume) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // Engine says what a Managed Inference replica runs.
 type Engine struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -342,7 +406,7 @@ type Engine struct {
 
 func (x *Engine) Reset() {
 	*x = Engine{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[1]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -354,7 +418,7 @@ func (x *Engine) String() string {
 func (*Engine) ProtoMessage() {}
 
 func (x *Engine) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[1]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -367,7 +431,7 @@ func (x *Engine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Engine.ProtoReflect.Descriptor instead.
 func (*Engine) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{1}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *Engine) GetRuntime() string {
@@ -440,7 +504,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -452,7 +516,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[2]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -465,7 +529,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{2}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *Report) GetSequence() uint64 {
@@ -564,7 +628,7 @@ type Gpu struct {
 
 func (x *Gpu) Reset() {
 	*x = Gpu{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -576,7 +640,7 @@ func (x *Gpu) String() string {
 func (*Gpu) ProtoMessage() {}
 
 func (x *Gpu) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[3]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -589,7 +653,7 @@ func (x *Gpu) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Gpu.ProtoReflect.Descriptor instead.
 func (*Gpu) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{3}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *Gpu) GetUuid() string {
@@ -622,7 +686,7 @@ type DrainRequest struct {
 
 func (x *DrainRequest) Reset() {
 	*x = DrainRequest{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -634,7 +698,7 @@ func (x *DrainRequest) String() string {
 func (*DrainRequest) ProtoMessage() {}
 
 func (x *DrainRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[4]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -647,7 +711,7 @@ func (x *DrainRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
 func (*DrainRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{4}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *DrainRequest) GetDeadline() *timestamppb.Timestamp {
@@ -665,7 +729,7 @@ type DrainResponse struct {
 
 func (x *DrainResponse) Reset() {
 	*x = DrainResponse{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -677,7 +741,7 @@ func (x *DrainResponse) String() string {
 func (*DrainResponse) ProtoMessage() {}
 
 func (x *DrainResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[5]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -690,7 +754,7 @@ func (x *DrainResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
 func (*DrainResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{5}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{6}
 }
 
 type GetReportRequest struct {
@@ -701,7 +765,7 @@ type GetReportRequest struct {
 
 func (x *GetReportRequest) Reset() {
 	*x = GetReportRequest{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -713,7 +777,7 @@ func (x *GetReportRequest) String() string {
 func (*GetReportRequest) ProtoMessage() {}
 
 func (x *GetReportRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[6]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -726,7 +790,7 @@ func (x *GetReportRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReportRequest.ProtoReflect.Descriptor instead.
 func (*GetReportRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{6}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{7}
 }
 
 type GetReportResponse struct {
@@ -738,7 +802,7 @@ type GetReportResponse struct {
 
 func (x *GetReportResponse) Reset() {
 	*x = GetReportResponse{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -750,7 +814,7 @@ func (x *GetReportResponse) String() string {
 func (*GetReportResponse) ProtoMessage() {}
 
 func (x *GetReportResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[7]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -763,7 +827,7 @@ func (x *GetReportResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetReportResponse.ProtoReflect.Descriptor instead.
 func (*GetReportResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{7}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GetReportResponse) GetReport() *Report {
@@ -788,7 +852,7 @@ type GrantFloor struct {
 
 func (x *GrantFloor) Reset() {
 	*x = GrantFloor{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -800,7 +864,7 @@ func (x *GrantFloor) String() string {
 func (*GrantFloor) ProtoMessage() {}
 
 func (x *GrantFloor) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[8]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -813,7 +877,7 @@ func (x *GrantFloor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GrantFloor.ProtoReflect.Descriptor instead.
 func (*GrantFloor) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{8}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GrantFloor) GetUserId() string {
@@ -850,7 +914,7 @@ type Revocations struct {
 
 func (x *Revocations) Reset() {
 	*x = Revocations{}
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -862,7 +926,7 @@ func (x *Revocations) String() string {
 func (*Revocations) ProtoMessage() {}
 
 func (x *Revocations) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[9]
+	mi := &file_cosmicac_agent_v1_agent_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -875,7 +939,7 @@ func (x *Revocations) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Revocations.ProtoReflect.Descriptor instead.
 func (*Revocations) Descriptor() ([]byte, []int) {
-	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{9}
+	return file_cosmicac_agent_v1_agent_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Revocations) GetGrants() []*GrantFloor {
@@ -896,7 +960,7 @@ var File_cosmicac_agent_v1_agent_proto protoreflect.FileDescriptor
 
 const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\n" +
-	"\x1dcosmicac/agent/v1/agent.proto\x12\x11cosmicac.agent.v1\x1a\x1dcosmicac/mesh/v1/record.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x8d\a\n" +
+	"\x1dcosmicac/agent/v1/agent.proto\x12\x11cosmicac.agent.v1\x1a\x1dcosmicac/mesh/v1/record.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc6\a\n" +
 	"\x04Seed\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\rR\aversion\x12\x1d\n" +
 	"\n" +
@@ -930,10 +994,15 @@ const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\bhostname\x18\x16 \x01(\tR\bhostname\x12\x1b\n" +
 	"\tmesh_port\x18\x17 \x01(\rR\bmeshPort\x12\x1f\n" +
 	"\vmesh_listen\x18\x18 \x01(\tR\n" +
-	"meshListen\x1a>\n" +
+	"meshListen\x127\n" +
+	"\avolumes\x18\x19 \x03(\v2\x1d.cosmicac.agent.v1.SeedVolumeR\avolumes\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xbd\x02\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"=\n" +
+	"\n" +
+	"SeedVolume\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1b\n" +
+	"\tread_only\x18\x02 \x01(\bR\breadOnly\"\xbd\x02\n" +
 	"\x06Engine\x12\x18\n" +
 	"\aruntime\x18\x01 \x01(\tR\aruntime\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12!\n" +
@@ -1004,47 +1073,49 @@ func file_cosmicac_agent_v1_agent_proto_rawDescGZIP() []byte {
 }
 
 var file_cosmicac_agent_v1_agent_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cosmicac_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_cosmicac_agent_v1_agent_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_cosmicac_agent_v1_agent_proto_goTypes = []any{
 	(Phase)(0),                    // 0: cosmicac.agent.v1.Phase
 	(*Seed)(nil),                  // 1: cosmicac.agent.v1.Seed
-	(*Engine)(nil),                // 2: cosmicac.agent.v1.Engine
-	(*Report)(nil),                // 3: cosmicac.agent.v1.Report
-	(*Gpu)(nil),                   // 4: cosmicac.agent.v1.Gpu
-	(*DrainRequest)(nil),          // 5: cosmicac.agent.v1.DrainRequest
-	(*DrainResponse)(nil),         // 6: cosmicac.agent.v1.DrainResponse
-	(*GetReportRequest)(nil),      // 7: cosmicac.agent.v1.GetReportRequest
-	(*GetReportResponse)(nil),     // 8: cosmicac.agent.v1.GetReportResponse
-	(*GrantFloor)(nil),            // 9: cosmicac.agent.v1.GrantFloor
-	(*Revocations)(nil),           // 10: cosmicac.agent.v1.Revocations
-	nil,                           // 11: cosmicac.agent.v1.Seed.EnvironmentEntry
-	nil,                           // 12: cosmicac.agent.v1.Engine.EnvironmentEntry
-	nil,                           // 13: cosmicac.agent.v1.Revocations.CertificatesEntry
-	(*v1.BootstrapAddress)(nil),   // 14: cosmicac.mesh.v1.BootstrapAddress
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
+	(*SeedVolume)(nil),            // 2: cosmicac.agent.v1.SeedVolume
+	(*Engine)(nil),                // 3: cosmicac.agent.v1.Engine
+	(*Report)(nil),                // 4: cosmicac.agent.v1.Report
+	(*Gpu)(nil),                   // 5: cosmicac.agent.v1.Gpu
+	(*DrainRequest)(nil),          // 6: cosmicac.agent.v1.DrainRequest
+	(*DrainResponse)(nil),         // 7: cosmicac.agent.v1.DrainResponse
+	(*GetReportRequest)(nil),      // 8: cosmicac.agent.v1.GetReportRequest
+	(*GetReportResponse)(nil),     // 9: cosmicac.agent.v1.GetReportResponse
+	(*GrantFloor)(nil),            // 10: cosmicac.agent.v1.GrantFloor
+	(*Revocations)(nil),           // 11: cosmicac.agent.v1.Revocations
+	nil,                           // 12: cosmicac.agent.v1.Seed.EnvironmentEntry
+	nil,                           // 13: cosmicac.agent.v1.Engine.EnvironmentEntry
+	nil,                           // 14: cosmicac.agent.v1.Revocations.CertificatesEntry
+	(*v1.BootstrapAddress)(nil),   // 15: cosmicac.mesh.v1.BootstrapAddress
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_cosmicac_agent_v1_agent_proto_depIdxs = []int32{
-	14, // 0: cosmicac.agent.v1.Seed.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
-	2,  // 1: cosmicac.agent.v1.Seed.engine:type_name -> cosmicac.agent.v1.Engine
-	11, // 2: cosmicac.agent.v1.Seed.environment:type_name -> cosmicac.agent.v1.Seed.EnvironmentEntry
-	12, // 3: cosmicac.agent.v1.Engine.environment:type_name -> cosmicac.agent.v1.Engine.EnvironmentEntry
-	0,  // 4: cosmicac.agent.v1.Report.phase:type_name -> cosmicac.agent.v1.Phase
-	15, // 5: cosmicac.agent.v1.Report.time:type_name -> google.protobuf.Timestamp
-	4,  // 6: cosmicac.agent.v1.Report.gpus:type_name -> cosmicac.agent.v1.Gpu
-	15, // 7: cosmicac.agent.v1.DrainRequest.deadline:type_name -> google.protobuf.Timestamp
-	3,  // 8: cosmicac.agent.v1.GetReportResponse.report:type_name -> cosmicac.agent.v1.Report
-	15, // 9: cosmicac.agent.v1.GrantFloor.until:type_name -> google.protobuf.Timestamp
-	9,  // 10: cosmicac.agent.v1.Revocations.grants:type_name -> cosmicac.agent.v1.GrantFloor
-	13, // 11: cosmicac.agent.v1.Revocations.certificates:type_name -> cosmicac.agent.v1.Revocations.CertificatesEntry
-	5,  // 12: cosmicac.agent.v1.Agent.Drain:input_type -> cosmicac.agent.v1.DrainRequest
-	7,  // 13: cosmicac.agent.v1.Agent.GetReport:input_type -> cosmicac.agent.v1.GetReportRequest
-	6,  // 14: cosmicac.agent.v1.Agent.Drain:output_type -> cosmicac.agent.v1.DrainResponse
-	8,  // 15: cosmicac.agent.v1.Agent.GetReport:output_type -> cosmicac.agent.v1.GetReportResponse
-	14, // [14:16] is the sub-list for method output_type
-	12, // [12:14] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	15, // 0: cosmicac.agent.v1.Seed.bootstraps:type_name -> cosmicac.mesh.v1.BootstrapAddress
+	3,  // 1: cosmicac.agent.v1.Seed.engine:type_name -> cosmicac.agent.v1.Engine
+	12, // 2: cosmicac.agent.v1.Seed.environment:type_name -> cosmicac.agent.v1.Seed.EnvironmentEntry
+	2,  // 3: cosmicac.agent.v1.Seed.volumes:type_name -> cosmicac.agent.v1.SeedVolume
+	13, // 4: cosmicac.agent.v1.Engine.environment:type_name -> cosmicac.agent.v1.Engine.EnvironmentEntry
+	0,  // 5: cosmicac.agent.v1.Report.phase:type_name -> cosmicac.agent.v1.Phase
+	16, // 6: cosmicac.agent.v1.Report.time:type_name -> google.protobuf.Timestamp
+	5,  // 7: cosmicac.agent.v1.Report.gpus:type_name -> cosmicac.agent.v1.Gpu
+	16, // 8: cosmicac.agent.v1.DrainRequest.deadline:type_name -> google.protobuf.Timestamp
+	4,  // 9: cosmicac.agent.v1.GetReportResponse.report:type_name -> cosmicac.agent.v1.Report
+	16, // 10: cosmicac.agent.v1.GrantFloor.until:type_name -> google.protobuf.Timestamp
+	10, // 11: cosmicac.agent.v1.Revocations.grants:type_name -> cosmicac.agent.v1.GrantFloor
+	14, // 12: cosmicac.agent.v1.Revocations.certificates:type_name -> cosmicac.agent.v1.Revocations.CertificatesEntry
+	6,  // 13: cosmicac.agent.v1.Agent.Drain:input_type -> cosmicac.agent.v1.DrainRequest
+	8,  // 14: cosmicac.agent.v1.Agent.GetReport:input_type -> cosmicac.agent.v1.GetReportRequest
+	7,  // 15: cosmicac.agent.v1.Agent.Drain:output_type -> cosmicac.agent.v1.DrainResponse
+	9,  // 16: cosmicac.agent.v1.Agent.GetReport:output_type -> cosmicac.agent.v1.GetReportResponse
+	15, // [15:17] is the sub-list for method output_type
+	13, // [13:15] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_agent_v1_agent_proto_init() }
@@ -1058,7 +1129,7 @@ func file_cosmicac_agent_v1_agent_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_agent_v1_agent_proto_rawDesc), len(file_cosmicac_agent_v1_agent_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   13,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -211,6 +211,7 @@ const (
 	Reason_REASON_FENCED_BY_OPERATOR Reason = 35
 	Reason_REASON_RESTART_REQUESTED  Reason = 36
 	Reason_REASON_VM_REMOVED         Reason = 37
+	Reason_REASON_VOLUME_NOT_READY   Reason = 38
 )
 
 // Enum value maps for Reason.
@@ -254,6 +255,7 @@ var (
 		35: "REASON_FENCED_BY_OPERATOR",
 		36: "REASON_RESTART_REQUESTED",
 		37: "REASON_VM_REMOVED",
+		38: "REASON_VOLUME_NOT_READY",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":        0,
@@ -294,6 +296,7 @@ var (
 		"REASON_FENCED_BY_OPERATOR": 35,
 		"REASON_RESTART_REQUESTED":  36,
 		"REASON_VM_REMOVED":         37,
+		"REASON_VOLUME_NOT_READY":   38,
 	}
 )
 
@@ -754,7 +757,10 @@ type JobSpec struct {
 	Alerts *Alerts `protobuf:"bytes,20,opt,name=alerts,proto3" json:"alerts,omitempty"`
 	// Ports of its VM that the outside may reach; none by default. GPU Container
 	// Jobs only, at most 16.
-	Ports         []*PublicPort `protobuf:"bytes,21,rep,name=ports,proto3" json:"ports,omitempty"`
+	Ports []*PublicPort `protobuf:"bytes,21,rep,name=ports,proto3" json:"ports,omitempty"`
+	// Volumes to attach at create, by name or id; GPU Container Jobs only, at most 8.
+	// What is attached now stands in the job.
+	Volumes       []*VolumeMount `protobuf:"bytes,22,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -936,6 +942,66 @@ func (x *JobSpec) GetPorts() []*PublicPort {
 	return nil
 }
 
+func (x *JobSpec) GetVolumes() []*VolumeMount {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// VolumeMount asks for a volume of the job's project.
+type VolumeMount struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Volume        string                 `protobuf:"bytes,1,opt,name=volume,proto3" json:"volume,omitempty"`
+	ReadOnly      bool                   `protobuf:"varint,2,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeMount) Reset() {
+	*x = VolumeMount{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMount) ProtoMessage() {}
+
+func (x *VolumeMount) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
+func (*VolumeMount) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *VolumeMount) GetVolume() string {
+	if x != nil {
+		return x.Volume
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
 // PublicPort is a port of a job's VM that is to be reached from outside the cluster.
 type PublicPort struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -952,7 +1018,7 @@ type PublicPort struct {
 
 func (x *PublicPort) Reset() {
 	*x = PublicPort{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -964,7 +1030,7 @@ func (x *PublicPort) String() string {
 func (*PublicPort) ProtoMessage() {}
 
 func (x *PublicPort) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[5]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -977,7 +1043,7 @@ func (x *PublicPort) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublicPort.ProtoReflect.Descriptor instead.
 func (*PublicPort) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{5}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *PublicPort) GetPort() uint32 {
@@ -1016,7 +1082,7 @@ type Alerts struct {
 
 func (x *Alerts) Reset() {
 	*x = Alerts{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1028,7 +1094,7 @@ func (x *Alerts) String() string {
 func (*Alerts) ProtoMessage() {}
 
 func (x *Alerts) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[6]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1041,7 +1107,7 @@ func (x *Alerts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Alerts.ProtoReflect.Descriptor instead.
 func (*Alerts) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{6}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Alerts) GetCostPercent() uint32 {
@@ -1078,7 +1144,7 @@ type Price struct {
 
 func (x *Price) Reset() {
 	*x = Price{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1090,7 +1156,7 @@ func (x *Price) String() string {
 func (*Price) ProtoMessage() {}
 
 func (x *Price) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[7]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1103,7 +1169,7 @@ func (x *Price) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Price.ProtoReflect.Descriptor instead.
 func (*Price) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{7}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Price) GetCentsPerGpuHour() uint64 {
@@ -1131,7 +1197,7 @@ type Owner struct {
 
 func (x *Owner) Reset() {
 	*x = Owner{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1143,7 +1209,7 @@ func (x *Owner) String() string {
 func (*Owner) ProtoMessage() {}
 
 func (x *Owner) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[8]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1156,7 +1222,7 @@ func (x *Owner) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Owner.ProtoReflect.Descriptor instead.
 func (*Owner) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{8}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Owner) GetProjectId() string {
@@ -1194,14 +1260,16 @@ type Job struct {
 	Price *Price `protobuf:"bytes,13,opt,name=price,proto3" json:"price,omitempty"`
 	// What its GPUs have cost so far: by the time from claim until the cluster said
 	// that nothing is left. Zero without a price.
-	CostCents     uint64 `protobuf:"varint,14,opt,name=cost_cents,json=costCents,proto3" json:"cost_cents,omitempty"`
+	CostCents uint64 `protobuf:"varint,14,opt,name=cost_cents,json=costCents,proto3" json:"cost_cents,omitempty"`
+	// Attached volumes, by name.
+	Volumes       []*AttachedVolume `protobuf:"bytes,15,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Job) Reset() {
 	*x = Job{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1281,7 @@ func (x *Job) String() string {
 func (*Job) ProtoMessage() {}
 
 func (x *Job) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[9]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1294,7 @@ func (x *Job) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Job.ProtoReflect.Descriptor instead.
 func (*Job) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{9}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Job) GetId() string {
@@ -1327,6 +1395,85 @@ func (x *Job) GetCostCents() uint64 {
 	return 0
 }
 
+func (x *Job) GetVolumes() []*AttachedVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// AttachedVolume is a volume as its job has it.
+type AttachedVolume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "v-..."
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Also the serial of its disk.
+	Name     string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	ReadOnly bool   `protobuf:"varint,3,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Where the VM mounts it: "/volumes/" and the name.
+	Path          string `protobuf:"bytes,4,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AttachedVolume) Reset() {
+	*x = AttachedVolume{}
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AttachedVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AttachedVolume) ProtoMessage() {}
+
+func (x *AttachedVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AttachedVolume.ProtoReflect.Descriptor instead.
+func (*AttachedVolume) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *AttachedVolume) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AttachedVolume) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *AttachedVolume) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *AttachedVolume) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
 // Condition stands beside the state.
 type Condition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1340,7 +1487,7 @@ type Condition struct {
 
 func (x *Condition) Reset() {
 	*x = Condition{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1352,7 +1499,7 @@ func (x *Condition) String() string {
 func (*Condition) ProtoMessage() {}
 
 func (x *Condition) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[10]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1365,7 +1512,7 @@ func (x *Condition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Condition.ProtoReflect.Descriptor instead.
 func (*Condition) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{10}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Condition) GetKind() string {
@@ -1404,7 +1551,7 @@ type Replica struct {
 
 func (x *Replica) Reset() {
 	*x = Replica{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1416,7 +1563,7 @@ func (x *Replica) String() string {
 func (*Replica) ProtoMessage() {}
 
 func (x *Replica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[11]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1429,7 +1576,7 @@ func (x *Replica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Replica.ProtoReflect.Descriptor instead.
 func (*Replica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{11}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Replica) GetId() string {
@@ -1509,7 +1656,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1521,7 +1668,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[12]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1534,7 +1681,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{12}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Attempt) GetId() string {
@@ -1694,7 +1841,7 @@ type AttemptNode struct {
 
 func (x *AttemptNode) Reset() {
 	*x = AttemptNode{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1706,7 +1853,7 @@ func (x *AttemptNode) String() string {
 func (*AttemptNode) ProtoMessage() {}
 
 func (x *AttemptNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[13]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1719,7 +1866,7 @@ func (x *AttemptNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttemptNode.ProtoReflect.Descriptor instead.
 func (*AttemptNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{13}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *AttemptNode) GetNodeName() string {
@@ -1779,7 +1926,7 @@ type PortAddress struct {
 
 func (x *PortAddress) Reset() {
 	*x = PortAddress{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1791,7 +1938,7 @@ func (x *PortAddress) String() string {
 func (*PortAddress) ProtoMessage() {}
 
 func (x *PortAddress) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[14]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1804,7 +1951,7 @@ func (x *PortAddress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortAddress.ProtoReflect.Descriptor instead.
 func (*PortAddress) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{14}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *PortAddress) GetPort() *PublicPort {
@@ -1846,7 +1993,7 @@ type GraphNode struct {
 
 func (x *GraphNode) Reset() {
 	*x = GraphNode{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[15]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +2005,7 @@ func (x *GraphNode) String() string {
 func (*GraphNode) ProtoMessage() {}
 
 func (x *GraphNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[15]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +2018,7 @@ func (x *GraphNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GraphNode.ProtoReflect.Descriptor instead.
 func (*GraphNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{15}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *GraphNode) GetKind() string {
@@ -1935,7 +2082,7 @@ type Event struct {
 
 func (x *Event) Reset() {
 	*x = Event{}
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[16]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1947,7 +2094,7 @@ func (x *Event) String() string {
 func (*Event) ProtoMessage() {}
 
 func (x *Event) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[16]
+	mi := &file_cosmicac_ork_v1_job_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1960,7 +2107,7 @@ func (x *Event) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Event.ProtoReflect.Descriptor instead.
 func (*Event) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{16}
+	return file_cosmicac_ork_v1_job_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Event) GetSequence() uint64 {
@@ -2067,7 +2214,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\targuments\x18\x04 \x03(\tR\targuments\x12!\n" +
 	"\fserved_names\x18\x05 \x03(\tR\vservedNames\x123\n" +
 	"\x15require_authorization\x18\x06 \x01(\bR\x14requireAuthorization\x124\n" +
-	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\xd7\a\n" +
+	"\x16maximum_context_tokens\x18\a \x01(\rR\x14maximumContextTokens\"\x8f\b\n" +
 	"\aJobSpec\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.cosmicac.ork.v1.JobKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x12\n" +
@@ -2090,10 +2237,14 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\tidle_stop\x18\x12 \x01(\v2\x19.google.protobuf.DurationR\bidleStop\x12\x12\n" +
 	"\x04cuda\x18\x13 \x01(\tR\x04cuda\x12/\n" +
 	"\x06alerts\x18\x14 \x01(\v2\x17.cosmicac.ork.v1.AlertsR\x06alerts\x121\n" +
-	"\x05ports\x18\x15 \x03(\v2\x1b.cosmicac.ork.v1.PublicPortR\x05ports\x1a>\n" +
+	"\x05ports\x18\x15 \x03(\v2\x1b.cosmicac.ork.v1.PublicPortR\x05ports\x126\n" +
+	"\avolumes\x18\x16 \x03(\v2\x1c.cosmicac.ork.v1.VolumeMountR\avolumes\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"P\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"B\n" +
+	"\vVolumeMount\x12\x16\n" +
+	"\x06volume\x18\x01 \x01(\tR\x06volume\x12\x1b\n" +
+	"\tread_only\x18\x02 \x01(\bR\breadOnly\"P\n" +
 	"\n" +
 	"PublicPort\x12\x12\n" +
 	"\x04port\x18\x01 \x01(\rR\x04port\x12\x1a\n" +
@@ -2109,7 +2260,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x05Owner\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x17\n" +
-	"\auser_id\x18\x02 \x01(\tR\x06userId\"\x87\x05\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\"\xc2\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\x04spec\x18\x02 \x01(\v2\x18.cosmicac.ork.v1.JobSpecR\x04spec\x12,\n" +
@@ -2130,7 +2281,13 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\brevision\x18\f \x01(\x04R\brevision\x12,\n" +
 	"\x05price\x18\r \x01(\v2\x16.cosmicac.ork.v1.PriceR\x05price\x12\x1d\n" +
 	"\n" +
-	"cost_cents\x18\x0e \x01(\x04R\tcostCents\"k\n" +
+	"cost_cents\x18\x0e \x01(\x04R\tcostCents\x129\n" +
+	"\avolumes\x18\x0f \x03(\v2\x1f.cosmicac.ork.v1.AttachedVolumeR\avolumes\"e\n" +
+	"\x0eAttachedVolume\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
+	"\tread_only\x18\x03 \x01(\bR\breadOnly\x12\x12\n" +
+	"\x04path\x18\x04 \x01(\tR\x04path\"k\n" +
 	"\tCondition\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x120\n" +
@@ -2226,7 +2383,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x06failed\x12\x13the reason says why\x1atstart; what failed to start on a node, and inference replicas, are tried again by themselves with pauses and a bound\x12d\n" +
 	"\x0fSTATE_CANCELLED\x10\n" +
 	"\x1aO\xd2\xc1\x18K\n" +
-	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\xbc(\n" +
+	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\x94*\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x9c\x01\n" +
 	"\x14REASON_UNKNOWN_MODEL\x10\x01\x1a\x81\x01\xd2\xc1\x18}\n" +
@@ -2308,7 +2465,9 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x11restart requested\x12\x1asomebody restarted the job\x1a\x1enothing: a new attempt follows\x12p\n" +
 	"\x11REASON_VM_REMOVED\x10%\x1aY\xd2\xc1\x18U\n" +
 	"\n" +
-	"VM removed\x127somebody else removed or replaced its VM in the cluster\x1a\x0estart it again*\xf1\b\n" +
+	"VM removed\x127somebody else removed or replaced its VM in the cluster\x1a\x0estart it again\x12\xd5\x01\n" +
+	"\x17REASON_VOLUME_NOT_READY\x10&\x1a\xb7\x01\xd2\xc1\x18\xb2\x01\n" +
+	"\x10volume not ready\x12Ra volume that is attached to it cannot be used yet; the message says which and why\x1aJnothing while it is being made; else detach it, or an operator looks at it*\xf1\b\n" +
 	"\rConditionKind\x12\x1e\n" +
 	"\x1aCONDITION_KIND_UNSPECIFIED\x10\x00\x12\xbf\x01\n" +
 	"\x1aCONDITION_KIND_UNREACHABLE\x10\x01\x1a\x9e\x01\xd2\xc1\x18\x99\x01\n" +
@@ -2344,7 +2503,7 @@ func file_cosmicac_ork_v1_job_proto_rawDescGZIP() []byte {
 }
 
 var file_cosmicac_ork_v1_job_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
+var file_cosmicac_ork_v1_job_proto_msgTypes = make([]protoimpl.MessageInfo, 20)
 var file_cosmicac_ork_v1_job_proto_goTypes = []any{
 	(JobKind)(0),                          // 0: cosmicac.ork.v1.JobKind
 	(State)(0),                            // 1: cosmicac.ork.v1.State
@@ -2356,73 +2515,77 @@ var file_cosmicac_ork_v1_job_proto_goTypes = []any{
 	(*Image)(nil),                         // 7: cosmicac.ork.v1.Image
 	(*InferenceSpec)(nil),                 // 8: cosmicac.ork.v1.InferenceSpec
 	(*JobSpec)(nil),                       // 9: cosmicac.ork.v1.JobSpec
-	(*PublicPort)(nil),                    // 10: cosmicac.ork.v1.PublicPort
-	(*Alerts)(nil),                        // 11: cosmicac.ork.v1.Alerts
-	(*Price)(nil),                         // 12: cosmicac.ork.v1.Price
-	(*Owner)(nil),                         // 13: cosmicac.ork.v1.Owner
-	(*Job)(nil),                           // 14: cosmicac.ork.v1.Job
-	(*Condition)(nil),                     // 15: cosmicac.ork.v1.Condition
-	(*Replica)(nil),                       // 16: cosmicac.ork.v1.Replica
-	(*Attempt)(nil),                       // 17: cosmicac.ork.v1.Attempt
-	(*AttemptNode)(nil),                   // 18: cosmicac.ork.v1.AttemptNode
-	(*PortAddress)(nil),                   // 19: cosmicac.ork.v1.PortAddress
-	(*GraphNode)(nil),                     // 20: cosmicac.ork.v1.GraphNode
-	(*Event)(nil),                         // 21: cosmicac.ork.v1.Event
-	nil,                                   // 22: cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	(*durationpb.Duration)(nil),           // 23: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),         // 24: google.protobuf.Timestamp
-	(*descriptorpb.EnumValueOptions)(nil), // 25: google.protobuf.EnumValueOptions
+	(*VolumeMount)(nil),                   // 10: cosmicac.ork.v1.VolumeMount
+	(*PublicPort)(nil),                    // 11: cosmicac.ork.v1.PublicPort
+	(*Alerts)(nil),                        // 12: cosmicac.ork.v1.Alerts
+	(*Price)(nil),                         // 13: cosmicac.ork.v1.Price
+	(*Owner)(nil),                         // 14: cosmicac.ork.v1.Owner
+	(*Job)(nil),                           // 15: cosmicac.ork.v1.Job
+	(*AttachedVolume)(nil),                // 16: cosmicac.ork.v1.AttachedVolume
+	(*Condition)(nil),                     // 17: cosmicac.ork.v1.Condition
+	(*Replica)(nil),                       // 18: cosmicac.ork.v1.Replica
+	(*Attempt)(nil),                       // 19: cosmicac.ork.v1.Attempt
+	(*AttemptNode)(nil),                   // 20: cosmicac.ork.v1.AttemptNode
+	(*PortAddress)(nil),                   // 21: cosmicac.ork.v1.PortAddress
+	(*GraphNode)(nil),                     // 22: cosmicac.ork.v1.GraphNode
+	(*Event)(nil),                         // 23: cosmicac.ork.v1.Event
+	nil,                                   // 24: cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	(*durationpb.Duration)(nil),           // 25: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),         // 26: google.protobuf.Timestamp
+	(*descriptorpb.EnumValueOptions)(nil), // 27: google.protobuf.EnumValueOptions
 }
 var file_cosmicac_ork_v1_job_proto_depIdxs = []int32{
 	0,  // 0: cosmicac.ork.v1.JobSpec.kind:type_name -> cosmicac.ork.v1.JobKind
 	6,  // 1: cosmicac.ork.v1.JobSpec.gpu:type_name -> cosmicac.ork.v1.GpuRequest
 	7,  // 2: cosmicac.ork.v1.JobSpec.image:type_name -> cosmicac.ork.v1.Image
 	8,  // 3: cosmicac.ork.v1.JobSpec.inference:type_name -> cosmicac.ork.v1.InferenceSpec
-	22, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
-	23, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
+	24, // 4: cosmicac.ork.v1.JobSpec.environment:type_name -> cosmicac.ork.v1.JobSpec.EnvironmentEntry
+	25, // 5: cosmicac.ork.v1.JobSpec.max_duration:type_name -> google.protobuf.Duration
 	4,  // 6: cosmicac.ork.v1.JobSpec.placement:type_name -> cosmicac.ork.v1.Placement
-	23, // 7: cosmicac.ork.v1.JobSpec.idle_stop:type_name -> google.protobuf.Duration
-	11, // 8: cosmicac.ork.v1.JobSpec.alerts:type_name -> cosmicac.ork.v1.Alerts
-	10, // 9: cosmicac.ork.v1.JobSpec.ports:type_name -> cosmicac.ork.v1.PublicPort
-	23, // 10: cosmicac.ork.v1.Alerts.queued_after:type_name -> google.protobuf.Duration
-	23, // 11: cosmicac.ork.v1.Alerts.unreachable_after:type_name -> google.protobuf.Duration
-	9,  // 12: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
-	13, // 13: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
-	1,  // 14: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
-	2,  // 15: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
-	15, // 16: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
-	16, // 17: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
-	24, // 18: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
-	24, // 19: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
-	24, // 20: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
-	12, // 21: cosmicac.ork.v1.Job.price:type_name -> cosmicac.ork.v1.Price
-	24, // 22: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
-	1,  // 23: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
-	2,  // 24: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
-	17, // 25: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
-	1,  // 26: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
-	2,  // 27: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
-	18, // 28: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	24, // 29: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
-	24, // 30: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
-	24, // 31: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
-	24, // 32: cosmicac.ork.v1.Attempt.claimed_at:type_name -> google.protobuf.Timestamp
-	24, // 33: cosmicac.ork.v1.Attempt.gone_at:type_name -> google.protobuf.Timestamp
-	20, // 34: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
-	19, // 35: cosmicac.ork.v1.AttemptNode.ports:type_name -> cosmicac.ork.v1.PortAddress
-	10, // 36: cosmicac.ork.v1.PortAddress.port:type_name -> cosmicac.ork.v1.PublicPort
-	24, // 37: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
-	24, // 38: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
-	24, // 39: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
-	1,  // 40: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
-	2,  // 41: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
-	25, // 42: cosmicac.ork.v1.words:extendee -> google.protobuf.EnumValueOptions
-	5,  // 43: cosmicac.ork.v1.words:type_name -> cosmicac.ork.v1.Words
-	44, // [44:44] is the sub-list for method output_type
-	44, // [44:44] is the sub-list for method input_type
-	43, // [43:44] is the sub-list for extension type_name
-	42, // [42:43] is the sub-list for extension extendee
-	0,  // [0:42] is the sub-list for field type_name
+	25, // 7: cosmicac.ork.v1.JobSpec.idle_stop:type_name -> google.protobuf.Duration
+	12, // 8: cosmicac.ork.v1.JobSpec.alerts:type_name -> cosmicac.ork.v1.Alerts
+	11, // 9: cosmicac.ork.v1.JobSpec.ports:type_name -> cosmicac.ork.v1.PublicPort
+	10, // 10: cosmicac.ork.v1.JobSpec.volumes:type_name -> cosmicac.ork.v1.VolumeMount
+	25, // 11: cosmicac.ork.v1.Alerts.queued_after:type_name -> google.protobuf.Duration
+	25, // 12: cosmicac.ork.v1.Alerts.unreachable_after:type_name -> google.protobuf.Duration
+	9,  // 13: cosmicac.ork.v1.Job.spec:type_name -> cosmicac.ork.v1.JobSpec
+	14, // 14: cosmicac.ork.v1.Job.owner:type_name -> cosmicac.ork.v1.Owner
+	1,  // 15: cosmicac.ork.v1.Job.state:type_name -> cosmicac.ork.v1.State
+	2,  // 16: cosmicac.ork.v1.Job.reason:type_name -> cosmicac.ork.v1.Reason
+	17, // 17: cosmicac.ork.v1.Job.conditions:type_name -> cosmicac.ork.v1.Condition
+	18, // 18: cosmicac.ork.v1.Job.replicas:type_name -> cosmicac.ork.v1.Replica
+	26, // 19: cosmicac.ork.v1.Job.created_at:type_name -> google.protobuf.Timestamp
+	26, // 20: cosmicac.ork.v1.Job.updated_at:type_name -> google.protobuf.Timestamp
+	26, // 21: cosmicac.ork.v1.Job.delete_requested_at:type_name -> google.protobuf.Timestamp
+	13, // 22: cosmicac.ork.v1.Job.price:type_name -> cosmicac.ork.v1.Price
+	16, // 23: cosmicac.ork.v1.Job.volumes:type_name -> cosmicac.ork.v1.AttachedVolume
+	26, // 24: cosmicac.ork.v1.Condition.since:type_name -> google.protobuf.Timestamp
+	1,  // 25: cosmicac.ork.v1.Replica.state:type_name -> cosmicac.ork.v1.State
+	2,  // 26: cosmicac.ork.v1.Replica.reason:type_name -> cosmicac.ork.v1.Reason
+	19, // 27: cosmicac.ork.v1.Replica.attempts:type_name -> cosmicac.ork.v1.Attempt
+	1,  // 28: cosmicac.ork.v1.Attempt.state:type_name -> cosmicac.ork.v1.State
+	2,  // 29: cosmicac.ork.v1.Attempt.reason:type_name -> cosmicac.ork.v1.Reason
+	20, // 30: cosmicac.ork.v1.Attempt.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	26, // 31: cosmicac.ork.v1.Attempt.created_at:type_name -> google.protobuf.Timestamp
+	26, // 32: cosmicac.ork.v1.Attempt.running_at:type_name -> google.protobuf.Timestamp
+	26, // 33: cosmicac.ork.v1.Attempt.ended_at:type_name -> google.protobuf.Timestamp
+	26, // 34: cosmicac.ork.v1.Attempt.claimed_at:type_name -> google.protobuf.Timestamp
+	26, // 35: cosmicac.ork.v1.Attempt.gone_at:type_name -> google.protobuf.Timestamp
+	22, // 36: cosmicac.ork.v1.AttemptNode.graph:type_name -> cosmicac.ork.v1.GraphNode
+	21, // 37: cosmicac.ork.v1.AttemptNode.ports:type_name -> cosmicac.ork.v1.PortAddress
+	11, // 38: cosmicac.ork.v1.PortAddress.port:type_name -> cosmicac.ork.v1.PublicPort
+	26, // 39: cosmicac.ork.v1.GraphNode.since:type_name -> google.protobuf.Timestamp
+	26, // 40: cosmicac.ork.v1.GraphNode.deadline:type_name -> google.protobuf.Timestamp
+	26, // 41: cosmicac.ork.v1.Event.time:type_name -> google.protobuf.Timestamp
+	1,  // 42: cosmicac.ork.v1.Event.state:type_name -> cosmicac.ork.v1.State
+	2,  // 43: cosmicac.ork.v1.Event.reason:type_name -> cosmicac.ork.v1.Reason
+	27, // 44: cosmicac.ork.v1.words:extendee -> google.protobuf.EnumValueOptions
+	5,  // 45: cosmicac.ork.v1.words:type_name -> cosmicac.ork.v1.Words
+	46, // [46:46] is the sub-list for method output_type
+	46, // [46:46] is the sub-list for method input_type
+	45, // [45:46] is the sub-list for extension type_name
+	44, // [44:45] is the sub-list for extension extendee
+	0,  // [0:44] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_job_proto_init() }
@@ -2436,7 +2599,7 @@ func file_cosmicac_ork_v1_job_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_job_proto_rawDesc), len(file_cosmicac_ork_v1_job_proto_rawDesc)),
 			NumEnums:      5,
-			NumMessages:   18,
+			NumMessages:   20,
 			NumExtensions: 1,
 			NumServices:   0,
 		},

@@ -220,7 +220,9 @@ type WatchRackResponse struct {
 	ClusterFaultSince *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=cluster_fault_since,json=clusterFaultSince,proto3" json:"cluster_fault_since,omitempty"`
 	Version           string                 `protobuf:"bytes,10,opt,name=version,proto3" json:"version,omitempty"`
 	// InfiniBand and the overlay join its nodes: a replica may span them.
-	Fabric        bool `protobuf:"varint,11,opt,name=fabric,proto3" json:"fabric,omitempty"`
+	Fabric bool `protobuf:"varint,11,opt,name=fabric,proto3" json:"fabric,omitempty"`
+	// Volumes that exist, whatever their state, by id.
+	Volumes       []*VolumeStatus `protobuf:"bytes,12,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -330,6 +332,13 @@ func (x *WatchRackResponse) GetFabric() bool {
 		return x.Fabric
 	}
 	return false
+}
+
+func (x *WatchRackResponse) GetVolumes() []*VolumeStatus {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
 }
 
 type AttemptStatus struct {
@@ -471,6 +480,8 @@ type ApplyAttemptRequest struct {
 	Spec          *v1.JobSpec            `protobuf:"bytes,6,opt,name=spec,proto3" json:"spec,omitempty"`
 	ProjectId     string                 `protobuf:"bytes,7,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
 	Nodes         []*PlanNode            `protobuf:"bytes,8,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	// Disks of its one VM beside the root disk.
+	Volumes       []*v1.AttachedVolume `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -557,6 +568,13 @@ func (x *ApplyAttemptRequest) GetProjectId() string {
 func (x *ApplyAttemptRequest) GetNodes() []*PlanNode {
 	if x != nil {
 		return x.Nodes
+	}
+	return nil
+}
+
+func (x *ApplyAttemptRequest) GetVolumes() []*v1.AttachedVolume {
+	if x != nil {
+		return x.Volumes
 	}
 	return nil
 }
@@ -972,8 +990,10 @@ type Holding struct {
 	NodeName  string `protobuf:"bytes,6,opt,name=node_name,json=nodeName,proto3" json:"node_name,omitempty"`
 	GpuCount  uint32 `protobuf:"varint,7,opt,name=gpu_count,json=gpuCount,proto3" json:"gpu_count,omitempty"`
 	// The cluster is removing it.
-	Deleting      bool                   `protobuf:"varint,8,opt,name=deleting,proto3" json:"deleting,omitempty"`
-	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	Deleting  bool                   `protobuf:"varint,8,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Of a volume's objects alone; they belong to no job.
+	VolumeId      string `protobuf:"bytes,10,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1069,6 +1089,13 @@ func (x *Holding) GetCreatedAt() *timestamppb.Timestamp {
 		return x.CreatedAt
 	}
 	return nil
+}
+
+func (x *Holding) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
 }
 
 type CheckRackRequest struct {
@@ -1221,13 +1248,316 @@ func (x *CheckFinding) GetRemedy() string {
 	return ""
 }
 
+// ApplyVolumeRequest is a volume as it is recorded.
+type ApplyVolumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// "v-..."
+	VolumeId  string `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	Name      string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	ProjectId string `protobuf:"bytes,3,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	SizeGib   uint32 `protobuf:"varint,4,opt,name=size_gib,json=sizeGib,proto3" json:"size_gib,omitempty"`
+	// Empty for the rack's own.
+	StorageClass string `protobuf:"bytes,5,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
+	// Several VMs may have it at once: the class must offer ReadWriteMany.
+	Shared        bool `protobuf:"varint,6,opt,name=shared,proto3" json:"shared,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyVolumeRequest) Reset() {
+	*x = ApplyVolumeRequest{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyVolumeRequest) ProtoMessage() {}
+
+func (x *ApplyVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyVolumeRequest.ProtoReflect.Descriptor instead.
+func (*ApplyVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ApplyVolumeRequest) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *ApplyVolumeRequest) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ApplyVolumeRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *ApplyVolumeRequest) GetSizeGib() uint32 {
+	if x != nil {
+		return x.SizeGib
+	}
+	return 0
+}
+
+func (x *ApplyVolumeRequest) GetStorageClass() string {
+	if x != nil {
+		return x.StorageClass
+	}
+	return ""
+}
+
+func (x *ApplyVolumeRequest) GetShared() bool {
+	if x != nil {
+		return x.Shared
+	}
+	return false
+}
+
+type ApplyVolumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Why it is not made, in words for people, when asking again cannot help.
+	Refusal       string `protobuf:"bytes,1,opt,name=refusal,proto3" json:"refusal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ApplyVolumeResponse) Reset() {
+	*x = ApplyVolumeResponse{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ApplyVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ApplyVolumeResponse) ProtoMessage() {}
+
+func (x *ApplyVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ApplyVolumeResponse.ProtoReflect.Descriptor instead.
+func (*ApplyVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ApplyVolumeResponse) GetRefusal() string {
+	if x != nil {
+		return x.Refusal
+	}
+	return ""
+}
+
+type DeleteVolumeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId      string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeRequest) Reset() {
+	*x = DeleteVolumeRequest{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeRequest) ProtoMessage() {}
+
+func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *DeleteVolumeRequest) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+type DeleteVolumeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeleteVolumeResponse) Reset() {
+	*x = DeleteVolumeResponse{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeleteVolumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeleteVolumeResponse) ProtoMessage() {}
+
+func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
+func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{19}
+}
+
+// VolumeStatus is a volume as the cluster has it.
+type VolumeStatus struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	VolumeId string                 `protobuf:"bytes,1,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// A VM may be started with it. One that waits for its first VM is usable.
+	Usable bool `protobuf:"varint,2,opt,name=usable,proto3" json:"usable,omitempty"`
+	// The cluster is removing it.
+	Deleting bool `protobuf:"varint,3,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	// It will not become usable by itself.
+	Failed bool `protobuf:"varint,4,opt,name=failed,proto3" json:"failed,omitempty"`
+	// The cluster's own words.
+	Message string `protobuf:"bytes,5,opt,name=message,proto3" json:"message,omitempty"`
+	// The class that the cluster gave it.
+	StorageClass  string `protobuf:"bytes,6,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeStatus) Reset() {
+	*x = VolumeStatus{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeStatus) ProtoMessage() {}
+
+func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
+func (*VolumeStatus) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *VolumeStatus) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetUsable() bool {
+	if x != nil {
+		return x.Usable
+	}
+	return false
+}
+
+func (x *VolumeStatus) GetDeleting() bool {
+	if x != nil {
+		return x.Deleting
+	}
+	return false
+}
+
+func (x *VolumeStatus) GetFailed() bool {
+	if x != nil {
+		return x.Failed
+	}
+	return false
+}
+
+func (x *VolumeStatus) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetStorageClass() string {
+	if x != nil {
+		return x.StorageClass
+	}
+	return ""
+}
+
 var File_cosmicac_worker_v1_worker_proto protoreflect.FileDescriptor
 
 const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"\x1fcosmicac/worker/v1/worker.proto\x12\x12cosmicac.worker.v1\x1a\x1dcosmicac/agent/v1/agent.proto\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x19cosmicac/ork/v1/ork.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"D\n" +
 	"\x10WatchRackRequest\x120\n" +
-	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"\xb3\x03\n" +
+	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\"\xef\x03\n" +
 	"\x11WatchRackResponse\x12\x17\n" +
 	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x1a\n" +
 	"\bsequence\x18\x02 \x01(\x04R\bsequence\x12\x16\n" +
@@ -1241,7 +1571,8 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x13cluster_fault_since\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x11clusterFaultSince\x12\x18\n" +
 	"\aversion\x18\n" +
 	" \x01(\tR\aversion\x12\x16\n" +
-	"\x06fabric\x18\v \x01(\bR\x06fabric\"\xf8\x03\n" +
+	"\x06fabric\x18\v \x01(\bR\x06fabric\x12:\n" +
+	"\avolumes\x18\f \x03(\v2 .cosmicac.worker.v1.VolumeStatusR\avolumes\"\xf8\x03\n" +
 	"\rAttemptStatus\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
@@ -1256,7 +1587,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x0eimport_percent\x18\t \x01(\rR\rimportPercent\x12'\n" +
 	"\x0fguest_succeeded\x18\n" +
 	" \x01(\bR\x0eguestSucceeded\x12B\n" +
-	"\x0fdisk_lost_since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\rdiskLostSince\"\xb7\x02\n" +
+	"\x0fdisk_lost_since\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\rdiskLostSince\"\xf2\x02\n" +
 	"\x13ApplyAttemptRequest\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
@@ -1268,7 +1599,8 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x04spec\x18\x06 \x01(\v2\x18.cosmicac.ork.v1.JobSpecR\x04spec\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\a \x01(\tR\tprojectId\x122\n" +
-	"\x05nodes\x18\b \x03(\v2\x1c.cosmicac.worker.v1.PlanNodeR\x05nodes\"q\n" +
+	"\x05nodes\x18\b \x03(\v2\x1c.cosmicac.worker.v1.PlanNodeR\x05nodes\x129\n" +
+	"\avolumes\x18\t \x03(\v2\x1f.cosmicac.ork.v1.AttachedVolumeR\avolumes\"q\n" +
 	"\bPlanNode\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
 	"\tgpu_count\x18\x02 \x01(\rR\bgpuCount\x12+\n" +
@@ -1290,7 +1622,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\arack_id\x18\x01 \x01(\tR\x06rackId\x127\n" +
 	"\bholdings\x18\x02 \x03(\v2\x1b.cosmicac.worker.v1.HoldingR\bholdings\x12\x16\n" +
 	"\x06unread\x18\x03 \x03(\tR\x06unread\x12\x1c\n" +
-	"\ttruncated\x18\x04 \x01(\bR\ttruncated\"\x91\x02\n" +
+	"\ttruncated\x18\x04 \x01(\bR\ttruncated\"\xae\x02\n" +
 	"\aHolding\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
@@ -1302,7 +1634,9 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\tgpu_count\x18\a \x01(\rR\bgpuCount\x12\x1a\n" +
 	"\bdeleting\x18\b \x01(\bR\bdeleting\x129\n" +
 	"\n" +
-	"created_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\x12\n" +
+	"created_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1b\n" +
+	"\tvolume_id\x18\n" +
+	" \x01(\tR\bvolumeId\"\x12\n" +
 	"\x10CheckRackRequest\"Q\n" +
 	"\x11CheckRackResponse\x12<\n" +
 	"\bfindings\x18\x01 \x03(\v2 .cosmicac.worker.v1.CheckFindingR\bfindings\"\x8e\x01\n" +
@@ -1310,7 +1644,27 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x03row\x18\x01 \x01(\tR\x03row\x12:\n" +
 	"\averdict\x18\x02 \x01(\x0e2 .cosmicac.worker.v1.CheckVerdictR\averdict\x12\x18\n" +
 	"\amessage\x18\x03 \x01(\tR\amessage\x12\x16\n" +
-	"\x06remedy\x18\x04 \x01(\tR\x06remedy*\x84\x02\n" +
+	"\x06remedy\x18\x04 \x01(\tR\x06remedy\"\xbc\x01\n" +
+	"\x12ApplyVolumeRequest\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x03 \x01(\tR\tprojectId\x12\x19\n" +
+	"\bsize_gib\x18\x04 \x01(\rR\asizeGib\x12#\n" +
+	"\rstorage_class\x18\x05 \x01(\tR\fstorageClass\x12\x16\n" +
+	"\x06shared\x18\x06 \x01(\bR\x06shared\"/\n" +
+	"\x13ApplyVolumeResponse\x12\x18\n" +
+	"\arefusal\x18\x01 \x01(\tR\arefusal\"2\n" +
+	"\x13DeleteVolumeRequest\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\"\x16\n" +
+	"\x14DeleteVolumeResponse\"\xb6\x01\n" +
+	"\fVolumeStatus\x12\x1b\n" +
+	"\tvolume_id\x18\x01 \x01(\tR\bvolumeId\x12\x16\n" +
+	"\x06usable\x18\x02 \x01(\bR\x06usable\x12\x1a\n" +
+	"\bdeleting\x18\x03 \x01(\bR\bdeleting\x12\x16\n" +
+	"\x06failed\x18\x04 \x01(\bR\x06failed\x12\x18\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage\x12#\n" +
+	"\rstorage_class\x18\x06 \x01(\tR\fstorageClass*\x84\x02\n" +
 	"\fAttemptPhase\x12\x1d\n" +
 	"\x19ATTEMPT_PHASE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ATTEMPT_PHASE_CREATING\x10\x01\x12\x1b\n" +
@@ -1326,7 +1680,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x10CHECK_VERDICT_OK\x10\x01\x12\x19\n" +
 	"\x15CHECK_VERDICT_WARNING\x10\x02\x12\x16\n" +
 	"\x12CHECK_VERDICT_GATE\x10\x03\x12\x19\n" +
-	"\x15CHECK_VERDICT_UNKNOWN\x10\x042\x89\x05\n" +
+	"\x15CHECK_VERDICT_UNKNOWN\x10\x042\xde\x06\n" +
 	"\x04Rack\x12c\n" +
 	"\tWatchRack\x12$.cosmicac.worker.v1.WatchRackRequest\x1a%.cosmicac.worker.v1.WatchRackResponse\"\a\xca\xc1\x18\x03\n" +
 	"\x01\x030\x01\x12j\n" +
@@ -1339,7 +1693,11 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\fListHoldings\x12'.cosmicac.worker.v1.ListHoldingsRequest\x1a(.cosmicac.worker.v1.ListHoldingsResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x03\a\x12b\n" +
 	"\tCheckRack\x12$.cosmicac.worker.v1.CheckRackRequest\x1a%.cosmicac.worker.v1.CheckRackResponse\"\b\xca\xc1\x18\x04\n" +
-	"\x02\x03\aBDZBgithub.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1;workerv1b\x06proto3"
+	"\x02\x03\a\x12g\n" +
+	"\vApplyVolume\x12&.cosmicac.worker.v1.ApplyVolumeRequest\x1a'.cosmicac.worker.v1.ApplyVolumeResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\x03\x12j\n" +
+	"\fDeleteVolume\x12'.cosmicac.worker.v1.DeleteVolumeRequest\x1a(.cosmicac.worker.v1.DeleteVolumeResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\x03BDZBgithub.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1;workerv1b\x06proto3"
 
 var (
 	file_cosmicac_worker_v1_worker_proto_rawDescOnce sync.Once
@@ -1354,7 +1712,7 @@ func file_cosmicac_worker_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_cosmicac_worker_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_cosmicac_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_cosmicac_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_cosmicac_worker_v1_worker_proto_goTypes = []any{
 	(AttemptPhase)(0),              // 0: cosmicac.worker.v1.AttemptPhase
 	(CheckVerdict)(0),              // 1: cosmicac.worker.v1.CheckVerdict
@@ -1374,50 +1732,62 @@ var file_cosmicac_worker_v1_worker_proto_goTypes = []any{
 	(*CheckRackRequest)(nil),       // 15: cosmicac.worker.v1.CheckRackRequest
 	(*CheckRackResponse)(nil),      // 16: cosmicac.worker.v1.CheckRackResponse
 	(*CheckFinding)(nil),           // 17: cosmicac.worker.v1.CheckFinding
-	(*v1.RackEntry)(nil),           // 18: cosmicac.ork.v1.RackEntry
-	(*v1.RackNode)(nil),            // 19: cosmicac.ork.v1.RackNode
-	(*timestamppb.Timestamp)(nil),  // 20: google.protobuf.Timestamp
-	(v1.Reason)(0),                 // 21: cosmicac.ork.v1.Reason
-	(*v1.AttemptNode)(nil),         // 22: cosmicac.ork.v1.AttemptNode
-	(*v1.JobSpec)(nil),             // 23: cosmicac.ork.v1.JobSpec
-	(*v11.Seed)(nil),               // 24: cosmicac.agent.v1.Seed
+	(*ApplyVolumeRequest)(nil),     // 18: cosmicac.worker.v1.ApplyVolumeRequest
+	(*ApplyVolumeResponse)(nil),    // 19: cosmicac.worker.v1.ApplyVolumeResponse
+	(*DeleteVolumeRequest)(nil),    // 20: cosmicac.worker.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),   // 21: cosmicac.worker.v1.DeleteVolumeResponse
+	(*VolumeStatus)(nil),           // 22: cosmicac.worker.v1.VolumeStatus
+	(*v1.RackEntry)(nil),           // 23: cosmicac.ork.v1.RackEntry
+	(*v1.RackNode)(nil),            // 24: cosmicac.ork.v1.RackNode
+	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
+	(v1.Reason)(0),                 // 26: cosmicac.ork.v1.Reason
+	(*v1.AttemptNode)(nil),         // 27: cosmicac.ork.v1.AttemptNode
+	(*v1.JobSpec)(nil),             // 28: cosmicac.ork.v1.JobSpec
+	(*v1.AttachedVolume)(nil),      // 29: cosmicac.ork.v1.AttachedVolume
+	(*v11.Seed)(nil),               // 30: cosmicac.agent.v1.Seed
 }
 var file_cosmicac_worker_v1_worker_proto_depIdxs = []int32{
-	18, // 0: cosmicac.worker.v1.WatchRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
-	19, // 1: cosmicac.worker.v1.WatchRackResponse.nodes:type_name -> cosmicac.ork.v1.RackNode
+	23, // 0: cosmicac.worker.v1.WatchRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
+	24, // 1: cosmicac.worker.v1.WatchRackResponse.nodes:type_name -> cosmicac.ork.v1.RackNode
 	4,  // 2: cosmicac.worker.v1.WatchRackResponse.attempts:type_name -> cosmicac.worker.v1.AttemptStatus
-	20, // 3: cosmicac.worker.v1.WatchRackResponse.cluster_fault_since:type_name -> google.protobuf.Timestamp
-	0,  // 4: cosmicac.worker.v1.AttemptStatus.phase:type_name -> cosmicac.worker.v1.AttemptPhase
-	21, // 5: cosmicac.worker.v1.AttemptStatus.reason:type_name -> cosmicac.ork.v1.Reason
-	22, // 6: cosmicac.worker.v1.AttemptStatus.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	20, // 7: cosmicac.worker.v1.AttemptStatus.unreachable_since:type_name -> google.protobuf.Timestamp
-	20, // 8: cosmicac.worker.v1.AttemptStatus.disk_lost_since:type_name -> google.protobuf.Timestamp
-	23, // 9: cosmicac.worker.v1.ApplyAttemptRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
-	6,  // 10: cosmicac.worker.v1.ApplyAttemptRequest.nodes:type_name -> cosmicac.worker.v1.PlanNode
-	24, // 11: cosmicac.worker.v1.PlanNode.seed:type_name -> cosmicac.agent.v1.Seed
-	21, // 12: cosmicac.worker.v1.ApplyAttemptResponse.reason:type_name -> cosmicac.ork.v1.Reason
-	21, // 13: cosmicac.worker.v1.DeleteAttemptRequest.reason:type_name -> cosmicac.ork.v1.Reason
-	14, // 14: cosmicac.worker.v1.ListHoldingsResponse.holdings:type_name -> cosmicac.worker.v1.Holding
-	20, // 15: cosmicac.worker.v1.Holding.created_at:type_name -> google.protobuf.Timestamp
-	17, // 16: cosmicac.worker.v1.CheckRackResponse.findings:type_name -> cosmicac.worker.v1.CheckFinding
-	1,  // 17: cosmicac.worker.v1.CheckFinding.verdict:type_name -> cosmicac.worker.v1.CheckVerdict
-	2,  // 18: cosmicac.worker.v1.Rack.WatchRack:input_type -> cosmicac.worker.v1.WatchRackRequest
-	5,  // 19: cosmicac.worker.v1.Rack.ApplyAttempt:input_type -> cosmicac.worker.v1.ApplyAttemptRequest
-	8,  // 20: cosmicac.worker.v1.Rack.DeleteAttempt:input_type -> cosmicac.worker.v1.DeleteAttemptRequest
-	10, // 21: cosmicac.worker.v1.Rack.DeleteJobDisks:input_type -> cosmicac.worker.v1.DeleteJobDisksRequest
-	12, // 22: cosmicac.worker.v1.Rack.ListHoldings:input_type -> cosmicac.worker.v1.ListHoldingsRequest
-	15, // 23: cosmicac.worker.v1.Rack.CheckRack:input_type -> cosmicac.worker.v1.CheckRackRequest
-	3,  // 24: cosmicac.worker.v1.Rack.WatchRack:output_type -> cosmicac.worker.v1.WatchRackResponse
-	7,  // 25: cosmicac.worker.v1.Rack.ApplyAttempt:output_type -> cosmicac.worker.v1.ApplyAttemptResponse
-	9,  // 26: cosmicac.worker.v1.Rack.DeleteAttempt:output_type -> cosmicac.worker.v1.DeleteAttemptResponse
-	11, // 27: cosmicac.worker.v1.Rack.DeleteJobDisks:output_type -> cosmicac.worker.v1.DeleteJobDisksResponse
-	13, // 28: cosmicac.worker.v1.Rack.ListHoldings:output_type -> cosmicac.worker.v1.ListHoldingsResponse
-	16, // 29: cosmicac.worker.v1.Rack.CheckRack:output_type -> cosmicac.worker.v1.CheckRackResponse
-	24, // [24:30] is the sub-list for method output_type
-	18, // [18:24] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	25, // 3: cosmicac.worker.v1.WatchRackResponse.cluster_fault_since:type_name -> google.protobuf.Timestamp
+	22, // 4: cosmicac.worker.v1.WatchRackResponse.volumes:type_name -> cosmicac.worker.v1.VolumeStatus
+	0,  // 5: cosmicac.worker.v1.AttemptStatus.phase:type_name -> cosmicac.worker.v1.AttemptPhase
+	26, // 6: cosmicac.worker.v1.AttemptStatus.reason:type_name -> cosmicac.ork.v1.Reason
+	27, // 7: cosmicac.worker.v1.AttemptStatus.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	25, // 8: cosmicac.worker.v1.AttemptStatus.unreachable_since:type_name -> google.protobuf.Timestamp
+	25, // 9: cosmicac.worker.v1.AttemptStatus.disk_lost_since:type_name -> google.protobuf.Timestamp
+	28, // 10: cosmicac.worker.v1.ApplyAttemptRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	6,  // 11: cosmicac.worker.v1.ApplyAttemptRequest.nodes:type_name -> cosmicac.worker.v1.PlanNode
+	29, // 12: cosmicac.worker.v1.ApplyAttemptRequest.volumes:type_name -> cosmicac.ork.v1.AttachedVolume
+	30, // 13: cosmicac.worker.v1.PlanNode.seed:type_name -> cosmicac.agent.v1.Seed
+	26, // 14: cosmicac.worker.v1.ApplyAttemptResponse.reason:type_name -> cosmicac.ork.v1.Reason
+	26, // 15: cosmicac.worker.v1.DeleteAttemptRequest.reason:type_name -> cosmicac.ork.v1.Reason
+	14, // 16: cosmicac.worker.v1.ListHoldingsResponse.holdings:type_name -> cosmicac.worker.v1.Holding
+	25, // 17: cosmicac.worker.v1.Holding.created_at:type_name -> google.protobuf.Timestamp
+	17, // 18: cosmicac.worker.v1.CheckRackResponse.findings:type_name -> cosmicac.worker.v1.CheckFinding
+	1,  // 19: cosmicac.worker.v1.CheckFinding.verdict:type_name -> cosmicac.worker.v1.CheckVerdict
+	2,  // 20: cosmicac.worker.v1.Rack.WatchRack:input_type -> cosmicac.worker.v1.WatchRackRequest
+	5,  // 21: cosmicac.worker.v1.Rack.ApplyAttempt:input_type -> cosmicac.worker.v1.ApplyAttemptRequest
+	8,  // 22: cosmicac.worker.v1.Rack.DeleteAttempt:input_type -> cosmicac.worker.v1.DeleteAttemptRequest
+	10, // 23: cosmicac.worker.v1.Rack.DeleteJobDisks:input_type -> cosmicac.worker.v1.DeleteJobDisksRequest
+	12, // 24: cosmicac.worker.v1.Rack.ListHoldings:input_type -> cosmicac.worker.v1.ListHoldingsRequest
+	15, // 25: cosmicac.worker.v1.Rack.CheckRack:input_type -> cosmicac.worker.v1.CheckRackRequest
+	18, // 26: cosmicac.worker.v1.Rack.ApplyVolume:input_type -> cosmicac.worker.v1.ApplyVolumeRequest
+	20, // 27: cosmicac.worker.v1.Rack.DeleteVolume:input_type -> cosmicac.worker.v1.DeleteVolumeRequest
+	3,  // 28: cosmicac.worker.v1.Rack.WatchRack:output_type -> cosmicac.worker.v1.WatchRackResponse
+	7,  // 29: cosmicac.worker.v1.Rack.ApplyAttempt:output_type -> cosmicac.worker.v1.ApplyAttemptResponse
+	9,  // 30: cosmicac.worker.v1.Rack.DeleteAttempt:output_type -> cosmicac.worker.v1.DeleteAttemptResponse
+	11, // 31: cosmicac.worker.v1.Rack.DeleteJobDisks:output_type -> cosmicac.worker.v1.DeleteJobDisksResponse
+	13, // 32: cosmicac.worker.v1.Rack.ListHoldings:output_type -> cosmicac.worker.v1.ListHoldingsResponse
+	16, // 33: cosmicac.worker.v1.Rack.CheckRack:output_type -> cosmicac.worker.v1.CheckRackResponse
+	19, // 34: cosmicac.worker.v1.Rack.ApplyVolume:output_type -> cosmicac.worker.v1.ApplyVolumeResponse
+	21, // 35: cosmicac.worker.v1.Rack.DeleteVolume:output_type -> cosmicac.worker.v1.DeleteVolumeResponse
+	28, // [28:36] is the sub-list for method output_type
+	20, // [20:28] is the sub-list for method input_type
+	20, // [20:20] is the sub-list for extension type_name
+	20, // [20:20] is the sub-list for extension extendee
+	0,  // [0:20] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_worker_v1_worker_proto_init() }
@@ -1431,7 +1801,7 @@ func file_cosmicac_worker_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_worker_v1_worker_proto_rawDesc), len(file_cosmicac_worker_v1_worker_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   16,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

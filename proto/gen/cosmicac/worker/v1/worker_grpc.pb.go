@@ -28,6 +28,8 @@ const (
 	Rack_DeleteJobDisks_FullMethodName = "/cosmicac.worker.v1.Rack/DeleteJobDisks"
 	Rack_ListHoldings_FullMethodName   = "/cosmicac.worker.v1.Rack/ListHoldings"
 	Rack_CheckRack_FullMethodName      = "/cosmicac.worker.v1.Rack/CheckRack"
+	Rack_ApplyVolume_FullMethodName    = "/cosmicac.worker.v1.Rack/ApplyVolume"
+	Rack_DeleteVolume_FullMethodName   = "/cosmicac.worker.v1.Rack/DeleteVolume"
 )
 
 // RackClient is the client API for Rack service.
@@ -55,6 +57,13 @@ type RackClient interface {
 	ListHoldings(ctx context.Context, in *ListHoldingsRequest, opts ...grpc.CallOption) (*ListHoldingsResponse, error)
 	// CheckRack looks whether the cluster has what a rack needs. It reads only.
 	CheckRack(ctx context.Context, in *CheckRackRequest, opts ...grpc.CallOption) (*CheckRackResponse, error)
+	// ApplyVolume makes a volume, or says why the cluster does not take it. It returns
+	// once the cluster was told; reports say when the volume is usable. Idempotent by
+	// volume id. What is on it outlives every attempt and job.
+	ApplyVolume(ctx context.Context, in *ApplyVolumeRequest, opts ...grpc.CallOption) (*ApplyVolumeResponse, error)
+	// DeleteVolume removes a volume with what is on it; refused while an attempt here
+	// uses it. Deleting what is absent is no error.
+	DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error)
 }
 
 type rackClient struct {
@@ -134,6 +143,26 @@ func (c *rackClient) CheckRack(ctx context.Context, in *CheckRackRequest, opts .
 	return out, nil
 }
 
+func (c *rackClient) ApplyVolume(ctx context.Context, in *ApplyVolumeRequest, opts ...grpc.CallOption) (*ApplyVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(ApplyVolumeResponse)
+	err := c.cc.Invoke(ctx, Rack_ApplyVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+func (c *rackClient) DeleteVolume(ctx context.Context, in *DeleteVolumeRequest, opts ...grpc.CallOption) (*DeleteVolumeResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(DeleteVolumeResponse)
+	err := c.cc.Invoke(ctx, Rack_DeleteVolume_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 // RackServer is the server API for Rack service.
 // All implementations must embed UnimplementedRackServer
 // for forward compatibility.
@@ -159,6 +188,13 @@ type RackServer interface {
 	ListHoldings(context.Context, *ListHoldingsRequest) (*ListHoldingsResponse, error)
 	// CheckRack looks whether the cluster has what a rack needs. It reads only.
 	CheckRack(context.Context, *CheckRackRequest) (*CheckRackResponse, error)
+	// ApplyVolume makes a volume, or says why the cluster does not take it. It returns
+	// once the cluster was told; reports say when the volume is usable. Idempotent by
+	// volume id. What is on it outlives every attempt and job.
+	ApplyVolume(context.Context, *ApplyVolumeRequest) (*ApplyVolumeResponse, error)
+	// DeleteVolume removes a volume with what is on it; refused while an attempt here
+	// uses it. Deleting what is absent is no error.
+	DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error)
 	mustEmbedUnimplementedRackServer()
 }
 
@@ -186,6 +222,12 @@ func (UnimplementedRackServer) ListHoldings(context.Context, *ListHoldingsReques
 }
 func (UnimplementedRackServer) CheckRack(context.Context, *CheckRackRequest) (*CheckRackResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckRack not implemented")
+}
+func (UnimplementedRackServer) ApplyVolume(context.Context, *ApplyVolumeRequest) (*ApplyVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method ApplyVolume not implemented")
+}
+func (UnimplementedRackServer) DeleteVolume(context.Context, *DeleteVolumeRequest) (*DeleteVolumeResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method DeleteVolume not implemented")
 }
 func (UnimplementedRackServer) mustEmbedUnimplementedRackServer() {}
 func (UnimplementedRackServer) testEmbeddedByValue()              {}
@@ -309,6 +351,42 @@ func _Rack_CheckRack_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Rack_ApplyVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(ApplyVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RackServer).ApplyVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Rack_ApplyVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RackServer).ApplyVolume(ctx, req.(*ApplyVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
+func _Rack_DeleteVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(DeleteVolumeRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(RackServer).DeleteVolume(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Rack_DeleteVolume_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(RackServer).DeleteVolume(ctx, req.(*DeleteVolumeRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 // Rack_ServiceDesc is the grpc.ServiceDesc for Rack service.
 // It's only intended for direct use with grpc.RegisterService,
 // and not to be introspected or modified (even as a copy)
@@ -335,6 +413,14 @@ var Rack_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "CheckRack",
 			Handler:    _Rack_CheckRack_Handler,
+		},
+		{
+			MethodName: "ApplyVolume",
+			Handler:    _Rack_ApplyVolume_Handler,
+		},
+		{
+			MethodName: "DeleteVolume",
+			Handler:    _Rack_DeleteVolume_Handler,
 		},
 	},
 	Streams: []grpc.StreamDesc{
