@@ -45,6 +45,7 @@ type JobRequest struct {
 	IdleStopSeconds      int64             `json:"idle_stop_seconds,omitempty" minimum:"0" maximum:"315360000" doc:"Stop after so long without GPU use and without a shell; 0 for never; for GPU containers"`
 	CUDA                 string            `json:"cuda,omitempty" maxLength:"64" doc:"CUDA release that the image must have, like CUDA 12.8"`
 	Alerts               Alerts            `json:"alerts,omitempty"`
+	Ports                []Port            `json:"ports,omitempty" doc:"Ports of the VM to open to the outside; none when left out; for GPU containers"`
 }
 
 // Alerts say what is worth a condition and an event of its own.
@@ -156,7 +157,7 @@ func (s *Server) spec(ctx context.Context, r JobRequest) (*orkv1.JobSpec, []faul
 		Image:       &orkv1.Image{Name: resolved.Image.Name, Reference: resolved.Image.Reference, DefaultUser: resolved.Image.DefaultUser},
 		Environment: r.Environment, StartScript: r.StartScript, SshAuthorizedKeys: r.SSHAuthorizedKeys, CostLimitCents: r.CostLimitCents,
 		MaxDuration: seconds(r.MaxDurationSeconds), IdleStop: seconds(r.IdleStopSeconds), Cuda: r.CUDA,
-		Placement: placements[r.Placement], Priority: r.Priority,
+		Placement: placements[r.Placement], Priority: r.Priority, Ports: wirePorts(r.Ports),
 	}
 	if r.Alerts != (Alerts{}) {
 		spec.Alerts = &orkv1.Alerts{CostPercent: r.Alerts.CostPercent, QueuedAfter: seconds(r.Alerts.QueuedAfterSeconds), UnreachableAfter: seconds(r.Alerts.UnreachableAfterSeconds)}

@@ -44,6 +44,7 @@ type Job struct {
 	Placement            string            `json:"placement" enum:"pack,spread"`
 	Priority             int32             `json:"priority"`
 	Alerts               Alerts            `json:"alerts"`
+	Ports                []Port            `json:"ports" doc:"Declared; where they are reached stands with the nodes of the attempt"`
 	PriceCents           *uint64           `json:"price_cents_per_gpu_hour" doc:"null when it was not known at create"`
 	Currency             string            `json:"currency"`
 	CostCents            uint64            `json:"cost_cents" doc:"What its GPUs have cost so far, from claim until the cluster held nothing of it"`
@@ -105,6 +106,8 @@ type AttemptNode struct {
 	VMIName  string      `json:"vmi_name"`
 	VMIUID   string      `json:"vmi_uid"`
 	Graph    []GraphNode `json:"graph"`
+	// Ports is empty once the attempt is gone.
+	Ports []PortAddress `json:"ports" doc:"Where the declared ports are reached"`
 }
 
 // GraphNode is one cluster object in the cluster's own words.
@@ -162,7 +165,7 @@ func (s *Server) job(j *orkv1.Job) Job {
 		Environment: maps.Clone(spec.GetEnvironment()), StartScript: spec.GetStartScript(), SSHAuthorizedKeys: texts(spec.GetSshAuthorizedKeys()),
 		MaxDurationSeconds: int64(spec.GetMaxDuration().AsDuration() / time.Second), CostLimitCents: spec.GetCostLimitCents(),
 		IdleStopSeconds: int64(spec.GetIdleStop().AsDuration() / time.Second), CUDA: spec.GetCuda(),
-		Placement: placementName(spec.GetPlacement()), Priority: spec.GetPriority(),
+		Placement: placementName(spec.GetPlacement()), Priority: spec.GetPriority(), Ports: ports(spec.GetPorts()),
 		Alerts: Alerts{CostPercent: spec.GetAlerts().GetCostPercent(), QueuedAfterSeconds: int64(spec.GetAlerts().GetQueuedAfter().AsDuration() / time.Second),
 			UnreachableAfterSeconds: int64(spec.GetAlerts().GetUnreachableAfter().AsDuration() / time.Second)},
 		Currency: j.GetPrice().GetCurrency(), CostCents: j.GetCostCents(),
@@ -199,7 +202,7 @@ func attempt(a *orkv1.Attempt) Attempt {
 		EndedAt: stamp(a.GetEndedAt()), Gone: a.GetGone(), Nodes: []AttemptNode{},
 		ClaimedAt: stamp(a.GetClaimedAt()), GoneAt: stamp(a.GetGoneAt()), Abandoned: a.GetAbandoned()}
 	for _, n := range a.GetNodes() {
-		node := AttemptNode{NodeName: n.GetNodeName(), GPUCount: n.GetGpuCount(), VMIName: n.GetVmiName(), VMIUID: n.GetVmiUid(), Graph: []GraphNode{}}
+		node := AttemptNode{NodeName: n.GetNodeName(), GPUCount: n.GetGpuCount(), VMIName: n.GetVmiName(), VMIUID: n.GetVmiUid(), Graph: []GraphNode{}, Ports: portAddresses(a, n)}
 		for _, g := range n.GetGraph() {
 			node.Graph = append(node.Graph, GraphNode{Kind: g.GetKind(), Name: g.GetName(), State: g.GetState(), Message: g.GetMessage(), Since: stamp(g.GetSince()), Deadline: stamp(g.GetDeadline())})
 		}

@@ -34,7 +34,7 @@ func helpOnly(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 func (e *environment) jobsCreateCommand() *cobra.Command {
 	var f struct {
 		file, kind, name, location, gpu, image, model, runtime, script, key string
-		tags, env, engineArgs                                               []string
+		tags, env, engineArgs, ports                                        []string
 		gpus, cpus, memory, disk, replicas                                  int
 		cuda, placement                                                     string
 		priority                                                            int
@@ -69,6 +69,7 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 	fl.StringArrayVar(&f.engineArgs, "engine-argument", nil, "an argument for the engine; may be repeated")
 	fl.BoolVar(&f.anonymous, "no-authorization", false, "serve this endpoint's exact URL without an API key")
 	fl.StringArrayVar(&f.env, "env", nil, "NAME=VALUE for the start-up script; may be repeated")
+	fl.StringArrayVar(&f.ports, "port", nil, "a port to open to the outside, as 8080/tcp, 53/udp or web=443/tcp; may be repeated (GPU Container Jobs)")
 	fl.StringVar(&f.script, "start-script", "", "file with a start-up script")
 	fl.DurationVar(&f.maxDuration, "max-duration", 0, "stop after running this long")
 	fl.Uint64Var(&f.costLimit, "cost-limit-cents", 0, "stop when its GPUs have cost this much, in hundredths of the price list's currency")
@@ -135,6 +136,11 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		}
 		if len(alerts) > 0 {
 			body["alerts"] = alerts
+		}
+		if fl.Changed("port") {
+			if body["ports"], err = readPorts(f.ports); err != nil {
+				return err
+			}
 		}
 		if fl.Changed("env") {
 			env := map[string]string{}
@@ -337,6 +343,7 @@ func (e *environment) printJob(j *client.Job) error {
 				t.row("attempt "+strconv.Itoa(int(a.Number)), fmt.Sprintf("%s %s on %s", a.ID, a.State, where))
 			}
 		}
+		portRows(t, j)
 		if j.Price != nil {
 			t.row("cost", fmt.Sprintf("%s so far, at %s for a GPU and hour%s", money(j.CostCents, j.Currency), money(*j.Price, j.Currency), limitWords(j)))
 		}
@@ -426,13 +433,15 @@ func (e *environment) jobCommand(use, short string, run func(ctx context.Context
 }
 
 func (e *environment) jobsGetCommand() *cobra.Command {
-	return e.jobCommand("get", "Show one job", func(ctx context.Context, api *client.Client, id string) error {
+	c := e.jobCommand("get", "Show one job", func(ctx context.Context, api *client.Client, id string) error {
 		var job client.Job
 		if err := api.Call(ctx, "GET", "/api/v1/jobs/"+url.PathEscape(id), nil, nil, nil, &job); err != nil {
 			return err
 		}
 		return e.printJob(&job)
 	})
+	c.Aliases = []string{"show"}
+	return c
 }
 
 func (e *environment) jobsWaitCommand() *cobra.Command {

@@ -24,6 +24,7 @@ type Job struct {
 	CostLimitCents       uint64            `json:"cost_limit_cents"`
 	IdleStopSeconds      int64             `json:"idle_stop_seconds"`
 	CUDA                 string            `json:"cuda"`
+	Ports                []Port            `json:"ports"`
 	Price                *uint64           `json:"price_cents_per_gpu_hour"`
 	Currency             string            `json:"currency"`
 	CostCents            uint64            `json:"cost_cents"`
@@ -84,6 +85,18 @@ type AttemptNode struct {
 	VMIName  string      `json:"vmi_name"`
 	VMIUID   string      `json:"vmi_uid"`
 	Graph    []GraphNode `json:"graph"`
+	Ports    []struct {
+		Port
+		Hosts      []string `json:"hosts"`
+		PublicPort uint32   `json:"public_port"`
+	} `json:"ports"`
+}
+
+// Port is a port of a job's VM that the outside may reach.
+type Port struct {
+	Port     uint32 `json:"port"`
+	Protocol string `json:"protocol,omitempty"`
+	Name     string `json:"name,omitempty"`
 }
 
 // GraphNode is one cluster object of an attempt.

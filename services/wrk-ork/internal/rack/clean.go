@@ -48,6 +48,7 @@ func clean(r *workerv1.WatchRackResponse) error {
 			if len(n.Graph) > mostGraph {
 				n.Graph = n.Graph[:mostGraph]
 			}
+			n.Ports = cleanPorts(n.Ports)
 			for _, g := range n.Graph {
 				g.Kind, g.Name, g.State, g.Message = text(g.Kind), text(g.Name), text(g.State), text(g.Message)
 			}

@@ -99,6 +99,7 @@ func Check(in *orkv1.JobSpec) (*orkv1.JobSpec, error) {
 	p.hardware(s)
 	p.queueing(s)
 	p.limits(s)
+	p.ports(s)
 	p.image(s)
 	p.environment(s)
 	p.login(s)

@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -53,6 +54,8 @@ type Config struct {
 	Tolerations []Toleration `yaml:"tolerations"`
 	// SerialLog keeps guests' serial consoles as pod logs. [true]
 	SerialLog bool `yaml:"serial_log"`
+	// Ports is how declared public ports are opened.
+	Ports PortsConfig `yaml:"ports"`
 	// Relist is the greatest age of what is known of the cluster. [5m]
 	Relist time.Duration `yaml:"relist"`
 	// Deadlines bound how long a step of an attempt may take.
@@ -73,6 +76,15 @@ type RegistryConfig struct {
 	CAConfigMap string `yaml:"ca_config_map"`
 	// PullMethod is "pod", "node" or empty for CDI's default.
 	PullMethod string `yaml:"pull_method"`
+}
+
+// PortsConfig is how declared public ports are opened.
+type PortsConfig struct {
+	// Service is NodePort or LoadBalancer. [NodePort]
+	Service string `yaml:"service"`
+	// Address is the name or IP address at which users reach them; empty for what
+	// the cluster says: the load balancer's, or the node's.
+	Address string `yaml:"address"`
 }
 
 // Toleration is a Kubernetes toleration.
@@ -104,8 +116,8 @@ func Defaults() Config {
 	return Config{
 		Base:      daemon.Base{Name: "wrk-server-k8s-nvidia", StateDirectory: "/var/lib/cosmicac/wrk-server-k8s-nvidia"},
 		Namespace: "cosmicac", VolumeMode: "Filesystem", DefaultDiskGiB: 40, SerialLog: true, Relist: 5 * time.Minute,
-		DeniedCIDRs: []string{"10.96.0.0/12", "10.244.0.0/16"},
-		AgentImage:  "ghcr.io/cosmicac/agents:{version}",
+		DeniedCIDRs: []string{"10.96.0.0/12", "10.244.0.0/16"}, Ports: PortsConfig{Service: string(corev1.ServiceTypeNodePort)},
+		AgentImage: "ghcr.io/cosmicac/agents:{version}",
 		RuntimeImages: map[string]string{
 			"vllm":     "docker://ghcr.io/cosmicac/runtime-vllm:{version}",
 			"parakeet": "docker://ghcr.io/cosmicac/runtime-parakeet:{version}",
@@ -151,6 +163,12 @@ func (c *Config) Validate() []fault.Detail {
 			add(fmt.Sprintf("denied_cidrs[%d]", i), "is a network like 10.96.0.0/12")
 		}
 	}
+	if !slices.Contains([]string{string(corev1.ServiceTypeNodePort), string(corev1.ServiceTypeLoadBalancer)}, c.Ports.Service) {
+		add("ports.service", "is NodePort or LoadBalancer")
+	}
+	if len(c.Ports.Address) > 253 || strings.ContainsAny(c.Ports.Address, " \t\n:/") && net.ParseIP(c.Ports.Address) == nil {
+		add("ports.address", "is a host name or an IP address without a port, or empty")
+	}
 	for i, t := range c.Tolerations {
 		if !slices.Contains([]string{"", "Exists", "Equal"}, t.Operator) || !slices.Contains([]string{"", "NoSchedule", "PreferNoSchedule", "NoExecute"}, t.Effect) {
 			add(fmt.Sprintf("tolerations[%d]", i), "operator is Exists or Equal, effect is NoSchedule, PreferNoSchedule or NoExecute")
@@ -187,6 +205,7 @@ func (c *Config) settings(network, version string) graph.Settings {
 		RuntimeImages: map[string]string{}, StorageClass: c.StorageClass, VolumeMode: c.VolumeMode,
 		RegistrySecret: c.Registry.Secret, RegistryCA: c.Registry.CAConfigMap, PullMethod: c.Registry.PullMethod,
 		DefaultDiskGiB: c.DefaultDiskGiB, DeniedCIDRs: c.DeniedCIDRs, SerialLog: c.SerialLog, Deadlines: graph.Deadlines(c.Deadlines),
+		PortService: corev1.ServiceType(c.Ports.Service), PortAddress: c.Ports.Address,
 	}
 	for runtime, image := range c.RuntimeImages {
 		s.RuntimeImages[runtime] = tagged(image)

@@ -54,7 +54,7 @@ var pools = map[string]string{
 	"drain": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "reject": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"leak": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB", "check": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"fault": "nodes=7,gpus=5,resource=nvidia.com/GH100_H100_SXM5_80GB", "wait": "nodes=2,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
-	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "ports": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
 
 // devcluster is the one cluster of this test process: a real API server.
@@ -461,6 +461,8 @@ func (d *devcluster) left(t *testing.T, selector string) []string {
 	add("ConfigMap", names(maps.Items), err)
 	policies, err := d.admin.Networking.NetworkPolicies(namespace).List(ctx, o)
 	add("NetworkPolicy", names(policies.Items), err)
+	services, err := d.admin.Core.Services(namespace).List(ctx, o)
+	add("Service", names(services.Items), err)
 	disks, err := d.admin.CDI.DataVolumes(namespace).List(ctx, o)
 	add("DataVolume", names(disks.Items), err)
 	claims, err := d.admin.Core.PersistentVolumeClaims(namespace).List(ctx, o)

@@ -110,7 +110,7 @@ func TestEveryRightOfTheShippedRoleIsUsedAndNoOther(t *testing.T) {
 		return ""
 	})
 	attempt = id(t, "a")
-	w.claim(request("leak", job, attempt, 1))
+	w.claim(withPorts(request("leak", job, attempt, 1)))
 	w.until(attempt, up1)
 	// The mesh moves while it runs: its guest may reach the new place, too.
 	w.Server.Engine.SetReach([]string{"/ip4/198.51.100.9/tcp/4811", "/dns4/elsewhere.example/tcp/4811"})
@@ -216,7 +216,7 @@ func TestWhatARackHoldsIsListedWhole(t *testing.T) {
 	d := start(t)
 	w := begin(t, d, "leak").serves()
 	job, attempt := id(t, "j"), id(t, "a")
-	w.claim(request("leak", job, attempt, 2))
+	w.claim(withPorts(request("leak", job, attempt, 2)))
 	w.until(attempt, up1)
 	kinds := func() string {
 		res, err := w.Server.ListHoldings(t.Context(), &workerv1.ListHoldingsRequest{})
@@ -231,7 +231,7 @@ func TestWhatARackHoldsIsListedWhole(t *testing.T) {
 		}
 		return strings.Join(out, " ")
 	}
-	if got, want := kinds(), "Claim:2 ConfigMap:2 DataVolume:0 NetworkPolicy:0 PersistentVolumeClaim:0 Pod:0 VirtualMachineInstance:2"; got != want {
+	if got, want := kinds(), "Claim:2 ConfigMap:2 DataVolume:0 NetworkPolicy:0 PersistentVolumeClaim:0 Pod:0 Service:0 VirtualMachineInstance:2"; got != want {
 		t.Errorf("while it runs: %s, want %s", got, want)
 	}
 	w.remove(attempt)

@@ -45,6 +45,8 @@ type Record struct {
 	DiskBytes int64        `json:"disk_bytes"`
 	Nodes     []RecordNode `json:"nodes"`
 	SpecHash  string       `json:"spec_hash"`
+	// Ports are the declared public ports.
+	Ports []RecordPort `json:"ports,omitempty"`
 	// Reach are addresses outside the cluster that its agent must reach
 	// whatever the network policy denies, as IP addresses.
 	Reach     []string  `json:"reach,omitempty"`
@@ -57,6 +59,13 @@ type RecordNode struct {
 	GPUs        int    `json:"gpus"`
 	CPUCores    int64  `json:"cpu_cores"`
 	MemoryBytes int64  `json:"memory_bytes"`
+}
+
+// RecordPort is a port of every machine of the record that anybody may reach.
+type RecordPort struct {
+	Name     string `json:"name"`
+	Port     int32  `json:"port"`
+	Protocol string `json:"protocol"` // tcp or udp
 }
 
 // Shape is the machine's size.

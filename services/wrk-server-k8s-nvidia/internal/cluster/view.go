@@ -274,7 +274,7 @@ func stripNode(n *corev1.Node) *corev1.Node {
 		},
 		Spec: corev1.NodeSpec{Unschedulable: n.Spec.Unschedulable, Taints: n.Spec.Taints, PodCIDRs: n.Spec.PodCIDRs},
 		Status: corev1.NodeStatus{
-			Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable, Conditions: n.Status.Conditions,
+			Capacity: n.Status.Capacity, Allocatable: n.Status.Allocatable, Conditions: n.Status.Conditions, Addresses: n.Status.Addresses,
 		},
 	}
 }

@@ -193,6 +193,8 @@ func (e *Engine) record(req *workerv1.ApplyAttemptRequest) (*claim.Record, error
 			bad = append(bad, fault.Detail{Field: fmt.Sprintf("nodes[%d]", k), Rule: "needs a node's name, a seed and at most 64 GPUs"})
 		}
 	}
+	ports, wrong := recordPorts(spec.GetPorts())
+	bad = append(bad, wrong...)
 	if len(bad) > 0 {
 		return nil, fault.New(fault.Invalid, "the attempt cannot be recorded").With(bad...)
 	}
@@ -203,7 +205,7 @@ func (e *Engine) record(req *workerv1.ApplyAttemptRequest) (*claim.Record, error
 	rec := &claim.Record{
 		Version: 1, AttemptID: req.AttemptId, JobID: req.JobId, ReplicaID: req.ReplicaId, ProjectID: req.ProjectId,
 		ReplicaIndex: req.ReplicaIndex, AttemptNumber: req.AttemptNumber, JobName: spec.GetName(), SpecHash: hash,
-		Image: e.image(spec), ClaimedAt: e.o.Now().UTC(),
+		Image: e.image(spec), Ports: ports, ClaimedAt: e.o.Now().UTC(),
 	}
 	disk := spec.GetDiskGib()
 	if disk == 0 {

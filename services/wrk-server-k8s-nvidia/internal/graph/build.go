@@ -123,6 +123,11 @@ func (p *pass) look(ctx context.Context, making bool) {
 		}
 	}
 	for k := range a.rec.Nodes {
+		if making && p.fail == nil {
+			ready = p.open(ctx, k) && ready
+		}
+	}
+	for k := range a.rec.Nodes {
 		dv, err := e.disk(ctx, a, k, making && p.fail == nil && p.vmis[k] == nil)
 		if !p.did2(keyDisk(k), err) {
 			ready = false

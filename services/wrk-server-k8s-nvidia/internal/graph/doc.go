@@ -5,6 +5,7 @@
 //	anchor ConfigMap <attempt>           the claim; owner of all but the disk
 //	 +- Secret <attempt>-n<k>-seed       cloud-init
 //	 +- NetworkPolicy <attempt>
+//	 +- Service <attempt>-n<k>-ports     where the job declares public ports
 //	 +- DataVolume <job>-r<i>-n<k>-root  belongs to the job, kept between attempts
 //	 +- VirtualMachineInstance <attempt>-n<k>
 //

@@ -87,11 +87,12 @@ type attempt struct {
 	intent     *claim.Intent
 	outcome    *claim.Outcome
 	vmis       map[string]types.UID
-	unsaved    bool                // outcome or vmis are not in the anchor yet
-	seeds      []map[string][]byte // rendered, until their Secrets exist
-	secrets    map[int]bool        // seen
-	policy     bool                // seen
-	reached    []string            // the addresses that its policy lets through
+	unsaved    bool                    // outcome or vmis are not in the anchor yet
+	seeds      []map[string][]byte     // rendered, until their Secrets exist
+	secrets    map[int]bool            // seen
+	policy     bool                    // seen
+	services   map[int]*corev1.Service // as last read
+	reached    []string                // the addresses that its policy lets through
 	tracks     map[string]*track
 	deleting   time.Time // since when it is taken down, by our clock
 

@@ -92,6 +92,15 @@ func (e *Engine) Holdings(ctx context.Context) *workerv1.ListHoldingsResponse {
 			}
 			return err
 		}},
+		{"Service", func(ctx context.Context) error {
+			l, err := e.o.Client.Core.Services(ns).List(ctx, list)
+			if err == nil {
+				for i := range l.Items {
+					add("Service", &l.Items[i], "", 0)
+				}
+			}
+			return err
+		}},
 	} {
 		if err := kind.read(ctx); err != nil {
 			out.Unread = append(out.Unread, cluster.Wordsf("%s: %s", kind.name, cluster.Words(err)))

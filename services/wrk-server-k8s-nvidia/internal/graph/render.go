@@ -94,7 +94,7 @@ func (s *Settings) Secret(rec *claim.Record, anchor types.UID, k int, data map[s
 }
 
 // Policy closes the machines of an attempt: nothing comes in but from each
-// other; what goes out reaches the world and the cluster's DNS, not the
+// other and at declared ports; what goes out reaches the world and the cluster's DNS, not the
 // cluster's own networks nor link-local addresses (cloud metadata).
 func (s *Settings) Policy(rec *claim.Record, anchor types.UID, podCIDRs []string) *networkingv1.NetworkPolicy {
 	same := metav1.LabelSelector{MatchLabels: map[string]string{label.Attempt: rec.AttemptID, label.Network: s.Network}}
@@ -147,6 +147,7 @@ func (s *Settings) Policy(rec *claim.Record, anchor types.UID, podCIDRs []string
 		ingress = append(ingress, networkingv1.NetworkPolicyIngressRule{From: peer})
 		egress = append(egress, networkingv1.NetworkPolicyEgressRule{To: peer})
 	}
+	ingress = append(ingress, openPorts(rec)...)
 	return &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: rec.AttemptID, Labels: s.attemptLabels(rec), OwnerReferences: owner(rec, anchor)},
 		Spec: networkingv1.NetworkPolicySpec{

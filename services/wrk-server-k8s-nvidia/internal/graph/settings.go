@@ -31,7 +31,12 @@ type Settings struct {
 	DeniedCIDRs []string
 	// SerialLog lets KubeVirt keep the guest's serial console as a pod log.
 	SerialLog bool
-	Deadlines Deadlines
+	// PortService is the kind of Service that opens declared ports: NodePort or
+	// LoadBalancer.
+	PortService corev1.ServiceType
+	// PortAddress is where users are told to find them; empty for what the cluster says.
+	PortAddress string
+	Deadlines   Deadlines
 }
 
 // Deadlines bound how long a step may take. Each counts from when this process

@@ -234,6 +234,9 @@ func (e *Engine) removeRest(ctx context.Context, a *attempt, now time.Time) (str
 	for k := range a.rec.Nodes {
 		a.see(now, keySecret(k), finding{state: stateGone, stage: "gone"})
 	}
+	if left, err := e.removeServices(ctx, a, now); err != nil || left != "" {
+		return left, err
+	}
 	name := a.rec.AttemptID
 	policies := e.o.Client.Networking.NetworkPolicies(ns)
 	left, err := e.removeOne(ctx, a, "NetworkPolicy", name,

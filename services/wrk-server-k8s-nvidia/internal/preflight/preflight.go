@@ -42,6 +42,7 @@ var Rights = []Right{
 	{"", "configmaps", []string{"get", "list", "watch", "create", "patch", "delete"}, false},
 	{"", "secrets", []string{"get", "create", "delete"}, false},
 	{"networking.k8s.io", "networkpolicies", []string{"get", "list", "create", "patch", "delete"}, false},
+	{"", "services", []string{"get", "list", "create", "delete"}, false},
 	{"coordination.k8s.io", "leases", []string{"get", "create", "update"}, false},
 	{"", "namespaces", []string{"get"}, false},
 	{"", "limitranges", []string{"list"}, false},
