@@ -340,6 +340,7 @@ const (
 	ConditionKind_CONDITION_KIND_IDLE            ConditionKind = 5
 	ConditionKind_CONDITION_KIND_ALERT           ConditionKind = 6
 	ConditionKind_CONDITION_KIND_ABANDONED       ConditionKind = 7
+	ConditionKind_CONDITION_KIND_DISK_LOST       ConditionKind = 8
 )
 
 // Enum value maps for ConditionKind.
@@ -353,6 +354,7 @@ var (
 		5: "CONDITION_KIND_IDLE",
 		6: "CONDITION_KIND_ALERT",
 		7: "CONDITION_KIND_ABANDONED",
+		8: "CONDITION_KIND_DISK_LOST",
 	}
 	ConditionKind_value = map[string]int32{
 		"CONDITION_KIND_UNSPECIFIED":     0,
@@ -363,6 +365,7 @@ var (
 		"CONDITION_KIND_IDLE":            5,
 		"CONDITION_KIND_ALERT":           6,
 		"CONDITION_KIND_ABANDONED":       7,
+		"CONDITION_KIND_DISK_LOST":       8,
 	}
 )
 
@@ -2467,7 +2470,8 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"VM removed\x127somebody else removed or replaced its VM in the cluster\x1a\x0estart it again\x12\xd5\x01\n" +
 	"\x17REASON_VOLUME_NOT_READY\x10&\x1a\xb7\x01\xd2\xc1\x18\xb2\x01\n" +
-	"\x10volume not ready\x12Ra volume that is attached to it cannot be used yet; the message says which and why\x1aJnothing while it is being made; else detach it, or an operator looks at it*\xf1\b\n" +
+	"\x10volume not ready\x12Ra volume that is attached to it cannot be used yet; the message says which and why\x1aJnothing while it is being made; else detach it, or an operator looks at it*\xc5\n" +
+	"\n" +
 	"\rConditionKind\x12\x1e\n" +
 	"\x1aCONDITION_KIND_UNSPECIFIED\x10\x00\x12\xbf\x01\n" +
 	"\x1aCONDITION_KIND_UNREACHABLE\x10\x01\x1a\x9e\x01\xd2\xc1\x18\x99\x01\n" +
@@ -2483,7 +2487,9 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x14CONDITION_KIND_ALERT\x10\x06\x1aX\xd2\xc1\x18T\n" +
 	"\x05alert\x124something the job was told to watch has come to pass\x1a\x15the message says what\x12\xa9\x01\n" +
 	"\x18CONDITION_KIND_ABANDONED\x10\a\x1a\x8a\x01\xd2\xc1\x18\x85\x01\n" +
-	"\tabandoned\x12=an operator removed its rack by force; it may still run there\x1a9an operator brings the rack back and adopts or deletes it*P\n" +
+	"\tabandoned\x12=an operator removed its rack by force; it may still run there\x1a9an operator brings the rack back and adopts or deletes it\x12\xd1\x01\n" +
+	"\x18CONDITION_KIND_DISK_LOST\x10\b\x1a\xb2\x01\xd2\xc1\x18\xad\x01\n" +
+	"\x0eroot disk lost\x12Rsomebody else deleted its root disk in the cluster; what is on it goes with the VM\x1aGcopy what you need while it runs; the next start begins with a new disk*P\n" +
 	"\tPlacement\x12\x19\n" +
 	"\x15PLACEMENT_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePLACEMENT_PACK\x10\x01\x12\x14\n" +

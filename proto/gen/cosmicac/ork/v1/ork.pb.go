@@ -2738,7 +2738,9 @@ type ForgottenRack struct {
 	// Jobs whose root disks may be there.
 	DiskJobIds []string `protobuf:"bytes,7,rep,name=disk_job_ids,json=diskJobIds,proto3" json:"disk_job_ids,omitempty"`
 	// An entry has the id again.
-	Returned      bool `protobuf:"varint,8,opt,name=returned,proto3" json:"returned,omitempty"`
+	Returned bool `protobuf:"varint,8,opt,name=returned,proto3" json:"returned,omitempty"`
+	// Volumes that may be there; they stay on record.
+	VolumeIds     []string `protobuf:"bytes,9,rep,name=volume_ids,json=volumeIds,proto3" json:"volume_ids,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2827,6 +2829,13 @@ func (x *ForgottenRack) GetReturned() bool {
 		return x.Returned
 	}
 	return false
+}
+
+func (x *ForgottenRack) GetVolumeIds() []string {
+	if x != nil {
+		return x.VolumeIds
+	}
+	return nil
 }
 
 type AbandonedAttempt struct {
@@ -4951,7 +4960,7 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x05actor\x18\x03 \x01(\tR\x05actor\"Y\n" +
 	"\x11DrainRackResponse\x120\n" +
 	"\x05entry\x18\x01 \x01(\v2\x1a.cosmicac.ork.v1.RackEntryR\x05entry\x12\x12\n" +
-	"\x04jobs\x18\x02 \x01(\rR\x04jobs\"\xa8\x02\n" +
+	"\x04jobs\x18\x02 \x01(\rR\x04jobs\"\xc7\x02\n" +
 	"\rForgottenRack\x12\x17\n" +
 	"\arack_id\x18\x01 \x01(\tR\x06rackId\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x1a\n" +
@@ -4961,7 +4970,9 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\battempts\x18\x06 \x03(\v2!.cosmicac.ork.v1.AbandonedAttemptR\battempts\x12 \n" +
 	"\fdisk_job_ids\x18\a \x03(\tR\n" +
 	"diskJobIds\x12\x1a\n" +
-	"\breturned\x18\b \x01(\bR\breturned\"\xd8\x01\n" +
+	"\breturned\x18\b \x01(\bR\breturned\x12\x1d\n" +
+	"\n" +
+	"volume_ids\x18\t \x03(\tR\tvolumeIds\"\xd8\x01\n" +
 	"\x10AbandonedAttempt\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x15\n" +
