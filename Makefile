@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end soak bench-mesh bench-placement images test-vm lint generate install clean
+.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end soak bench-mesh bench-placement images test-vm test-install lint generate install clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 20
@@ -48,6 +48,9 @@ images: build ## Build the agent disk's container image into build/images (REGIS
 
 test-vm: images ## The agent in a real virtual machine under qemu: by hand, as root, not part of `make test`
 	@scripts/test-vm.sh
+
+test-install: build ## `make install` and `cosmicac bootstrap` on a real systemd in a container: by hand, as root
+	@scripts/test-install.sh
 
 lint: ## gofmt, vet, staticcheck, buf lint, stale and breaking wire code
 	@scripts/lint.sh

@@ -48,15 +48,19 @@ func (e *environment) bootstrapCommand() *cobra.Command {
 			fmt.Fprintf(e.out, "made network %s with a key for each daemon\n", result.NetworkID)
 			fmt.Fprintf(e.out, "MOVE %s TO A SAFE PLACE: it is the only way back if root.key is lost\n", result.SecondRootKeyFile)
 			workerKey := result.Keys["worker-"+h.Rack]
+			left := fmt.Sprintf("  runuser -u cosmicac-app -- cosmicac-app-node create-administrator --config /etc/cosmicac/app-node.yaml --email %s\n"+
+				"  systemctl enable --now cosmicac.target cosmicac-wrk-server-k8s-nvidia@%s.service\n"+
+				"  cosmicac rpc call wrk-ork cosmicac.ork.v1.Racks/PutRack '{\"entry\": {\"id\": \"%s\", \"location\": \"%s\", \"key\": \"%s\"}}'\n",
+				email, h.Rack, h.Rack, h.Location, workerKey)
 			if noStart || h.Root != "" {
-				fmt.Fprintf(e.out, "nothing was started; on the host run:\n"+
-					"  runuser -u cosmicac-app -- cosmicac-app-node create-administrator --config /etc/cosmicac/app-node.yaml --email %s\n"+
-					"  systemctl enable --now cosmicac.target cosmicac-wrk-server-k8s-nvidia@%s.service\n"+
-					"  cosmicac rpc call wrk-ork cosmicac.ork.v1.Racks/PutRack '{\"entry\": {\"id\": \"%s\", \"location\": \"%s\", \"key\": \"%s\"}}'\n",
-					email, h.Rack, h.Rack, h.Location, workerKey)
+				fmt.Fprintf(e.out, "nothing was started; on the host run:\n%s", left)
 				return nil
 			}
-			return e.startHost(cmd, h, email, workerKey)
+			if err := e.startHost(cmd, h, email, workerKey); err != nil {
+				fmt.Fprintf(e.out, "keys and configs are written, not all is started; when the cause below is mended, go on from where it stopped with:\n%s", left)
+				return err
+			}
+			return nil
 		},
 	}
 	f := c.Flags()

@@ -91,6 +91,10 @@ func Make(p Plan) (*Result, error) {
 	for _, d := range p.Daemons {
 		f := p.Layout(d)
 		state := filepath.Join(p.Root, f.State)
+		// What lies above is everybody's way to its own: each daemon is a user.
+		if err := os.MkdirAll(filepath.Dir(state), 0o755); err != nil {
+			return nil, fault.Wrap(fault.Invalid, err, "make the folder of state folders")
+		}
 		if err := os.MkdirAll(state, 0o700); err != nil {
 			return nil, fault.Wrap(fault.Invalid, err, "make state folder of %s", d.Name)
 		}

@@ -193,6 +193,33 @@ func TestASecondBootstrapIsRefusedAndChangesNothing(t *testing.T) {
 	}
 }
 
+// Each daemon is a user of its own: it must get to its state folder, and only to
+// its own.
+func TestEachDaemonReachesItsOwnStateAndNoOtherDoes(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	kubeconfig := filepath.Join(root, "kubeconfig")
+	if err := os.WriteFile(kubeconfig, []byte("clusters: []\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	h := Host{Root: root, Kubeconfig: kubeconfig, Rack: "us", Location: "us", Namespace: "cosmicac", Announce: "a.example", NetworkName: "test", Now: time.Now()}
+	if _, err := h.Install(); err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range h.Daemons() {
+		state := h.Files(d).State
+		for dir, want := state, os.FileMode(0o700); dir != "/"; dir, want = filepath.Dir(dir), 0o755 {
+			info, err := os.Stat(filepath.Join(root, dir))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if info.Mode().Perm() != want {
+				t.Errorf("%s of %s has mode %o, not %o", dir, d.Name, info.Mode().Perm(), want)
+			}
+		}
+	}
+}
+
 func detailsText(err error) string {
 	var all []string
 	for _, d := range fault.DetailsOf(err) {
