@@ -46,6 +46,11 @@ func check(ctx context.Context, args []string, out, errOut io.Writer) int {
 	namespace := flags.String("namespace", d.Namespace, "the network's namespace")
 	selector := flags.String("node-selector", d.NodeSelector, "label selector of the rack's nodes")
 	class := flags.String("storage-class", d.StorageClass, "storage class of root disks; empty for the default")
+	var fabric []string
+	flags.Func("fabric-device", "resource of InfiniBand adapters for replicas over several nodes, a `NAME`; may be repeated", func(v string) error {
+		fabric = append(fabric, v)
+		return nil
+	})
 	form := flags.String("output", "table", "table or json")
 	if err := flags.Parse(args); err != nil {
 		return checkUsage
@@ -66,7 +71,7 @@ func check(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
-	findings := preflight.Check(ctx, preflight.Target{Client: client, NodeSelector: *selector, StorageClass: *class, Skew: conn.Skew})
+	findings := preflight.Check(ctx, preflight.Target{Client: client, NodeSelector: *selector, StorageClass: *class, Fabric: fabric, Skew: conn.Skew})
 	if err := printFindings(out, *form, findings); err != nil {
 		fmt.Fprintln(errOut, "check:", err)
 		return checkBlocked

@@ -10,6 +10,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"github.com/cosmicac/cosmicac/pkg/daemon"
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -56,6 +57,8 @@ type Config struct {
 	SerialLog bool `yaml:"serial_log"`
 	// Ports is how declared public ports are opened.
 	Ports PortsConfig `yaml:"ports"`
+	// Fabric is what joins nodes for replicas over several of them.
+	Fabric FabricConfig `yaml:"fabric"`
 	// Relist is the greatest age of what is known of the cluster. [5m]
 	Relist time.Duration `yaml:"relist"`
 	// Deadlines bound how long a step of an attempt may take.
@@ -85,6 +88,13 @@ type PortsConfig struct {
 	// Address is the name or IP address at which users reach them; empty for what
 	// the cluster says: the load balancer's, or the node's.
 	Address string `yaml:"address"`
+}
+
+// FabricConfig is what joins nodes for replicas over several of them.
+type FabricConfig struct {
+	// Devices are the resources of whole InfiniBand adapters that machines may get,
+	// the best first; empty keeps every replica within one node.
+	Devices []string `yaml:"devices"`
 }
 
 // Toleration is a Kubernetes toleration.
@@ -161,6 +171,14 @@ func (c *Config) Validate() []fault.Detail {
 	for i, text := range c.DeniedCIDRs {
 		if p, err := netip.ParsePrefix(text); err != nil || p.Bits() == 0 {
 			add(fmt.Sprintf("denied_cidrs[%d]", i), "is a network like 10.96.0.0/12")
+		}
+	}
+	for i, name := range c.Fabric.Devices {
+		field := fmt.Sprintf("fabric.devices[%d]", i)
+		if domain, _, ok := strings.Cut(name, "/"); !ok || len(validation.IsQualifiedName(name)) > 0 {
+			add(field, "is a resource like nvidia.com/mlnx_cx7")
+		} else if domain == "rdma" {
+			add(field, "is shared among containers; a machine needs whole adapters, from a plugin that binds them to vfio-pci")
 		}
 	}
 	if !slices.Contains([]string{string(corev1.ServiceTypeNodePort), string(corev1.ServiceTypeLoadBalancer)}, c.Ports.Service) {

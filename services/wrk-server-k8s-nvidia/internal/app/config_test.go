@@ -27,7 +27,7 @@ func TestTheExampleHoldsEveryKeyWithItsDefault(t *testing.T) {
 	want := Defaults()
 	want.Base = got.Base
 	want.Rack, want.Kubeconfig = got.Rack, got.Kubeconfig
-	want.GPUModels, want.Tolerations = got.GPUModels, got.Tolerations // empty lists
+	want.GPUModels, want.Tolerations, want.Fabric = got.GPUModels, got.Tolerations, got.Fabric // empty lists
 	if !reflect.DeepEqual(want, got) {
 		t.Fatalf("the example:\n%+v\ndefaults:\n%+v", got, want)
 	}
@@ -57,13 +57,15 @@ func TestWhatAConfigurationCannotBe(t *testing.T) {
 	c.Registry.PullMethod, c.AgentImage, c.Namespace, c.DefaultDiskGiB = "carrier pigeon", "", "", 0
 	c.Tolerations = []Toleration{{Operator: "Perhaps"}}
 	c.RuntimeImages["vllm"] = "two words"
+	c.Ports, c.Fabric.Devices = PortsConfig{Service: "Ingress", Address: "host:80"}, []string{"cx7", "rdma/shared", "nvidia.com/mlnx_cx7"}
 	c.Deadlines.Import, c.Deadlines.Eviction = 0, -1
 	var fields []string
 	for _, b := range c.Validate() {
 		fields = append(fields, b.Field)
 	}
 	sort.Strings(fields)
-	want := "agent_image deadlines.eviction deadlines.import default_disk_gib denied_cidrs[0] kubeconfig namespace node_selector rack.id " +
+	want := "agent_image deadlines.eviction deadlines.import default_disk_gib denied_cidrs[0] fabric.devices[0] fabric.devices[1] kubeconfig namespace node_selector " +
+		"ports.address ports.service rack.id " +
 		"registry.pull_method relist runtime_images.vllm tolerations[0] volume_mode"
 	if got := strings.Join(fields, " "); got != want {
 		t.Fatalf("refused %s", got)

@@ -133,7 +133,7 @@ func TestAGuestThatShutsItselfDownSucceeded(t *testing.T) {
 func TestAGangIsMadeAndTakenDownWhole(t *testing.T) {
 	t.Parallel()
 	d := start(t)
-	w := begin(t, d, "gang", func(s *Setup) { s.Config.Rack.ID = "gang-two" })
+	w := begin(t, d, "gang", func(s *Setup) { s.Config.Rack.ID = "gang-two"; joinedBy(s) })
 	w.rack = "gang-two"
 	w.Entry.Put(&orkv1.RackEntry{Id: "gang-two"})
 	w.serves()

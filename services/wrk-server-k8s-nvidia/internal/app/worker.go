@@ -101,7 +101,7 @@ func Build(s Setup) (*Worker, error) {
 	book := claim.NewBook(func(claims []capacity.Claim) *capacity.Rack {
 		return capacity.Count(capacity.Input{
 			Nodes: view.Nodes(), Pods: view.Pods(), Claims: claims, Permitted: preflight.PermittedBy(kubeVirt(view)), Entry: entry.Get(),
-			GPUModels: c.GPUModels, Tolerations: settings.Tolerations,
+			GPUModels: c.GPUModels, Tolerations: settings.Tolerations, Fabric: c.Fabric.Devices, HostDevices: preflight.HostDevices(kubeVirt(view)),
 		})
 	}, s.Now)
 
@@ -127,7 +127,7 @@ func Build(s Setup) (*Worker, error) {
 
 	target := preflight.Target{
 		Client: client, NodeSelector: c.NodeSelector, StorageClass: c.StorageClass, GPUModels: c.GPUModels,
-		Tolerations: settings.Tolerations, Skew: conn.Skew,
+		Tolerations: settings.Tolerations, Fabric: c.Fabric.Devices, Skew: conn.Skew,
 	}
 	return &Worker{
 		Server: &api.Server{

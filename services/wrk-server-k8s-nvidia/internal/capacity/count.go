@@ -24,6 +24,9 @@ type ClaimNode struct {
 	Model string
 	GPUs  int
 	Need  Need
+	// Adapter is the resource of its InfiniBand adapters, Adapters their number.
+	Adapter  string
+	Adapters int
 }
 
 // Input is everything that Count looks at.
@@ -40,6 +43,10 @@ type Input struct {
 	GPUModels []string
 	// Tolerations of the rack's virtual machines.
 	Tolerations []corev1.Toleration
+	// Fabric are the resources of InfiniBand adapters that the operator allows, the
+	// best first. HostDevices says whether KubeVirt's gate of that name is on.
+	Fabric      []string
+	HostDevices bool
 }
 
 // GPU counts one model on one node. No number is ever negative.
@@ -69,6 +76,7 @@ type Node struct {
 	GPUs        map[string]*GPU // by model
 	Total, Free Need
 	FreePods    int64
+	Adapters    map[string]*Adapters // by resource
 }
 
 // Rack is the whole count.
@@ -79,6 +87,10 @@ type Rack struct {
 	Entry            *orkv1.RackEntry
 	// Simulated is true when there are nodes and every one is made up.
 	Simulated bool
+	// Fabrics are the adapters that join its nodes, the best first; Unjoined says
+	// why there are none.
+	Fabrics  []string
+	Unjoined string
 }
 
 // Count does the sums.
@@ -107,6 +119,7 @@ func Count(in Input) *Rack {
 			r.offer(n, g)
 		}
 	}
+	r.join(in)
 	return r
 }
 
@@ -178,6 +191,7 @@ func usageOf(pods []*corev1.Pod, claims []Claim) map[string]*usage {
 			if was := u.claims[c.AttemptID]; was != nil {
 				both := *was
 				both.GPUs += n.GPUs
+				both.Adapters += n.Adapters
 				both.Need.MilliCPU += n.Need.MilliCPU
 				both.Need.MemoryBytes += n.Need.MemoryBytes
 				u.claims[c.AttemptID] = &both
@@ -218,6 +232,7 @@ func countNode(node *corev1.Node, u *usage, classes classifier, in Input) *Node 
 	if q, ok := node.Status.Allocatable[corev1.ResourcePods]; ok {
 		n.FreePods = max(0, q.Value()-u.pods)
 	}
+	n.countAdapters(node, u, in.Fabric)
 	workload := node.Labels[label.GPUWorkload]
 	if workload == "container" || workload == "vm-vgpu" {
 		notes = append(notes, fmt.Sprintf("its GPUs are prepared for %q, not for passthrough", workload))

@@ -2,6 +2,7 @@ package claim
 
 import (
 	"fmt"
+	"strings"
 
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
@@ -33,6 +34,7 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 	type sum struct {
 		node *capacity.Node
 		gpus int
+		ib   int // adapters
 		need capacity.Need
 		pods int64
 	}
@@ -50,6 +52,7 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 		}
 		need := n.Shape().Need()
 		s.gpus += n.GPUs
+		s.ib += n.Adapters
 		s.need.MilliCPU += need.MilliCPU
 		s.need.MemoryBytes += need.MemoryBytes
 		s.pods++
@@ -79,6 +82,9 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 				gib(s.node.Total.MemoryBytes), gib(s.need.MemoryBytes))
 		}
 	}
+	if refused := unjoined(rack, rec); !refused.OK() {
+		return refused
+	}
 	if rack.Maximum > 0 && total > rack.Maximum {
 		return refuse(orkv1.Reason_REASON_NEVER_FITS, "the rack's entry allows %d GPUs in all, %d are wanted", rack.Maximum, total)
 	}
@@ -98,6 +104,9 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 				}
 				return Refusal{Reason: orkv1.Reason_REASON_BUSY, Message: message}
 			}
+		}
+		if a := s.node.Adapters[rec.Adapter]; s.ib > 0 && (a == nil || s.ib > a.Free()) {
+			return refuse(orkv1.Reason_REASON_BUSY, "node %s has %d %s free, %d are wanted", name, free(a), rec.Adapter, s.ib)
 		}
 		if s.need.MilliCPU > s.node.Free.MilliCPU {
 			return refuse(orkv1.Reason_REASON_BUSY, "node %s has %s cores free, %s are wanted", name, cores(s.node.Free.MilliCPU), cores(s.need.MilliCPU))
@@ -119,3 +128,22 @@ func Check(rack *capacity.Rack, rec *Record) Refusal {
 func cores(milli int64) string { return fmt.Sprintf("%.4g", float64(milli)/1000) }
 
 func gib(bytes int64) string { return fmt.Sprintf("%.4g GiB", float64(bytes)/float64(capacity.GiB)) }
+
+// unjoined says why a replica cannot span these nodes.
+func unjoined(rack *capacity.Rack, rec *Record) Refusal {
+	if len(rec.Nodes) < 2 || rec.Adapter != "" {
+		return Refusal{}
+	}
+	why := rack.Unjoined
+	if why == "" {
+		why = fmt.Sprintf("its nodes have none of %s in common", strings.Join(rack.Fabrics, ", "))
+	}
+	return refuse(orkv1.Reason_REASON_NO_FABRIC, "a replica over %d nodes needs InfiniBand adapters on each: %s", len(rec.Nodes), why)
+}
+
+func free(a *capacity.Adapters) int {
+	if a == nil {
+		return 0
+	}
+	return a.Free()
+}

@@ -100,7 +100,7 @@ func TestWhyAPlanDoesNotHold(t *testing.T) {
 	unknown.Model = "GB100_B200"
 	two := record("a-1", "n", 8)
 	two.Nodes = append(two.Nodes, two.Nodes[0])
-	two.Nodes[1].Node = "m"
+	two.Nodes[1].Node, two.Adapter = "m", cx7
 	for _, c := range []struct {
 		name   string
 		book   *Book

@@ -45,6 +45,8 @@ type Record struct {
 	DiskBytes int64        `json:"disk_bytes"`
 	Nodes     []RecordNode `json:"nodes"`
 	SpecHash  string       `json:"spec_hash"`
+	// Adapter is the resource of the InfiniBand adapters that join several nodes.
+	Adapter string `json:"adapter,omitempty"`
 	// Ports are the declared public ports.
 	Ports []RecordPort `json:"ports,omitempty"`
 	// Reach are addresses outside the cluster that its agent must reach
@@ -59,6 +61,8 @@ type RecordNode struct {
 	GPUs        int    `json:"gpus"`
 	CPUCores    int64  `json:"cpu_cores"`
 	MemoryBytes int64  `json:"memory_bytes"`
+	// Adapters is how many InfiniBand adapters it gets.
+	Adapters int `json:"adapters,omitempty"`
 }
 
 // RecordPort is a port of every machine of the record that anybody may reach.
@@ -77,7 +81,7 @@ func (n RecordNode) Shape() capacity.Shape {
 func (r *Record) Claim() capacity.Claim {
 	c := capacity.Claim{AttemptID: r.AttemptID}
 	for _, n := range r.Nodes {
-		c.Nodes = append(c.Nodes, capacity.ClaimNode{Node: n.Node, Model: r.Model, GPUs: n.GPUs, Need: n.Shape().Need()})
+		c.Nodes = append(c.Nodes, capacity.ClaimNode{Node: n.Node, Model: r.Model, GPUs: n.GPUs, Need: n.Shape().Need(), Adapter: r.Adapter, Adapters: n.Adapters})
 	}
 	return c
 }

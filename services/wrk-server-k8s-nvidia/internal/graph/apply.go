@@ -224,6 +224,7 @@ func (e *Engine) record(req *workerv1.ApplyAttemptRequest) (*claim.Record, error
 		rec.Nodes = append(rec.Nodes, claim.RecordNode{Node: n.NodeName, GPUs: shape.GPUs, CPUCores: shape.CPUCores, MemoryBytes: shape.MemoryBytes})
 		rec.Reach = append(rec.Reach, reach(n.Seed.GetOrkAddresses(), n.Seed.GetBootstraps())...)
 	}
+	join(rack, rec)
 	slices.Sort(rec.Reach)
 	rec.Reach = slices.Compact(rec.Reach)
 	return rec, nil

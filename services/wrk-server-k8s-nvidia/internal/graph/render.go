@@ -254,7 +254,7 @@ func (s *Settings) VMI(rec *claim.Record, anchor types.UID, k int) *kubevirt.Vir
 						Name:                   "default",
 						InterfaceBindingMethod: kubevirt.InterfaceBindingMethod{Masquerade: &kubevirt.InterfaceMasquerade{}},
 					}},
-					GPUs: gpus,
+					GPUs: gpus, HostDevices: hostDevices(rec, k),
 				},
 			},
 			Networks: []kubevirt.Network{{Name: "default", NetworkSource: kubevirt.NetworkSource{Pod: &kubevirt.PodNetwork{}}}},

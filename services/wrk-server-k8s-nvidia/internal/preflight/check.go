@@ -45,6 +45,8 @@ type Target struct {
 	NodeSelector, StorageClass string
 	GPUModels                  []string
 	Tolerations                []corev1.Toleration
+	// Fabric are the resources of InfiniBand adapters that the rack's worker names.
+	Fabric []string
 	// Skew is how far the cluster's clock is ahead, false when it is not known.
 	Skew func() (time.Duration, bool)
 }
@@ -218,7 +220,7 @@ func (c *check) gpus(k *kubevirt.KubeVirt) {
 		c.failed("nodes", "pods", err)
 		return
 	}
-	in := capacity.Input{Permitted: PermittedBy(k), Entry: &orkv1.RackEntry{}, GPUModels: c.GPUModels, Tolerations: c.Tolerations}
+	in := capacity.Input{Permitted: PermittedBy(k), Entry: &orkv1.RackEntry{}, GPUModels: c.GPUModels, Tolerations: c.Tolerations, Fabric: c.Fabric, HostDevices: HostDevices(k)}
 	for i := range nodes.Items {
 		in.Nodes = append(in.Nodes, &nodes.Items[i])
 	}
@@ -227,6 +229,7 @@ func (c *check) gpus(k *kubevirt.KubeVirt) {
 	}
 	c.permitted(in)
 	rack := capacity.Count(in)
+	c.fabric(rack)
 	names := make([]string, 0, len(rack.Nodes))
 	for name := range rack.Nodes {
 		names = append(names, name)

@@ -98,7 +98,7 @@ func (h *Hub) make(always bool) {
 	next.Synced = h.s.Synced()
 	next.Attempts, next.DiskJobIds = h.s.Statuses(), h.s.DiskJobs()
 	rack := h.s.Rack()
-	next.Nodes, next.Simulated = rack.Report(), rack.Simulated
+	next.Nodes, next.Simulated, next.Fabric = rack.Report(), rack.Simulated, len(rack.Fabrics) > 0
 
 	h.mu.Lock()
 	defer h.mu.Unlock()
