@@ -65,6 +65,7 @@ export const conditions: Record<string, Words> = {
   idle: { label: "idle", means: "no GPU use and no shell; it is stopped at the time given", remedy: "use it, or let it be stopped" },
   alert: { label: "alert", means: "something the job was told to watch has come to pass", remedy: "the message says what" },
   abandoned: { label: "abandoned", means: "an operator removed its rack by force; it may still run there", remedy: "an operator brings the rack back and adopts or deletes it" },
+  disk_lost: { label: "root disk lost", means: "somebody else deleted its root disk in the cluster; what is on it goes with the VM", remedy: "copy what you need while it runs; the next start begins with a new disk" },
 };
 
 export const volumeStates: Record<string, Words> = {
