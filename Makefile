@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
-.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end soak bench-mesh bench-placement images test-vm test-install lint generate install clean
+.PHONY: help setup build ui demo test test-go test-cluster test-ui test-end-to-end soak bench-mesh bench-placement bench-scale images test-vm test-install lint generate install clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/\1\t\2/' | expand -t 20
@@ -39,6 +39,9 @@ bench-mesh: ## Measure the mesh beside gRPC, NATS and Holepunch, 20 minutes (SHO
 
 bench-placement: ## Measure placement on 10,000 nodes beside first fit, best fit and kube-scheduler (SEED=n; JSON=FILE)
 	@scripts/bench.sh placement
+
+bench-scale: build ## 200 nodes x 8 GPUs, 500 jobs at once, beside bare client-go, 5 minutes (SHORT=1: 20 nodes, 50 jobs; JSON=FILE)
+	@scripts/bench.sh scale
 
 test-crowd: ## 200 nodes in one DHT, 10,000 connections: by hand, not part of `make test`
 	@scripts/test.sh crowd

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measure one part of the product beside what others build on: mesh, placement.
+# Measure one part of the product beside what others build on: mesh, placement, scale.
 . "$(dirname "$0")/lib.sh"
 
 case "${1:-}" in
@@ -25,8 +25,17 @@ placement)
   [ -z "${JSON:-}" ] || flags+=(-json "$JSON")
   exec "$bin/bench-placement" "${flags[@]}"
   ;;
+scale)
+  say "building bench-scale"
+  CGO_ENABLED=0 go build -o "$bin/bench-scale" ./services/wrk-server-k8s-nvidia/internal/bench
+  flags=(-bin "$bin" -repository "$root")
+  [ -z "${SHORT:-}" ] || flags+=(-short)
+  [ -z "${DIR:-}" ] || flags+=(-dir "$DIR" -keep)
+  [ -z "${JSON:-}" ] || flags+=(-json "$JSON")
+  exec "$bin/bench-scale" "${flags[@]}"
+  ;;
 *)
-  echo "bench: unknown part ${1:-} (mesh, placement)" >&2
+  echo "bench: unknown part ${1:-} (mesh, placement, scale)" >&2
   exit 2
   ;;
 esac

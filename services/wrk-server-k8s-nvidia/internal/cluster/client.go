@@ -14,12 +14,14 @@ import (
 	"k8s.io/client-go/rest"
 	cdiv1beta1 "kubevirt.io/client-go/containerizeddataimporter/typed/core/v1beta1"
 	kubevirtv1 "kubevirt.io/client-go/kubevirt/typed/core/v1"
+	networksv1 "kubevirt.io/client-go/networkattachmentdefinitionclient/typed/k8s.cni.cncf.io/v1"
 )
 
-// Requests a second that the worker sends at most, and its bursts.
+// Requests a second that the worker sends at most to each group of the API, and
+// its bursts.
 const (
-	requestsPerSecond = 50
-	requestBurst      = 100
+	RequestsPerSecond = 50
+	RequestBurst      = 100
 )
 
 // Client holds the narrow typed clients that the worker uses, all over one
@@ -34,6 +36,8 @@ type Client struct {
 	Storage       storagev1.StorageV1Interface
 	KubeVirt      kubevirtv1.KubevirtV1Interface
 	CDI           cdiv1beta1.CdiV1beta1Interface
+	// Networks are Multus'; a cluster without it answers not found.
+	Networks networksv1.K8sCniCncfIoV1Interface
 }
 
 // NewClient makes the clients. It does not dial.
@@ -41,8 +45,8 @@ func NewClient(conn *Connection, namespace, userAgent string) (*Client, error) {
 	config := &rest.Config{
 		Host:      "https://cluster.invalid", // replaced by Connection
 		Transport: conn,
-		QPS:       requestsPerSecond,
-		Burst:     requestBurst,
+		QPS:       RequestsPerSecond,
+		Burst:     RequestBurst,
 		UserAgent: userAgent,
 	}
 	// JSON is what the API server checks for unknown fields; the compact form is
@@ -74,6 +78,9 @@ func NewClient(conn *Connection, namespace, userAgent string) (*Client, error) {
 		return nil, err
 	}
 	if c.CDI, err = cdiv1beta1.NewForConfigAndClient(own, http); err != nil {
+		return nil, err
+	}
+	if c.Networks, err = networksv1.NewForConfigAndClient(own, http); err != nil {
 		return nil, err
 	}
 	return c, nil
