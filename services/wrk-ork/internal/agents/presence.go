@@ -160,7 +160,7 @@ func (p *presence) sight(a *job.Attempt) (life.Agent, *meshv1.Card) {
 	if v == nil {
 		return out, nil
 	}
-	out.Attending, out.Since, out.HeardAt, out.Report = v.attending > 0, v.since, v.heardAt, v.report
+	out.Attending, out.Since, out.HeardAt, out.Report = v.attending > 0, v.since, v.heardAt, heard.report(a)
 	for i := range a.Nodes {
 		if n := heard.nodes[uint32(i)]; n != nil {
 			out.ShellAt, out.GPUUsedAt = latest(out.ShellAt, n.shellAt), latest(out.GPUUsedAt, n.gpuUsedAt)
