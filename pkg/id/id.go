@@ -30,6 +30,7 @@ const (
 	APIKey   = "k"
 	Endpoint = "ep"
 	Usage    = "us"
+	Volume   = "v"
 )
 
 // Digits is the number of digits after the dash.

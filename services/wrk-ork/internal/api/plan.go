@@ -20,7 +20,12 @@ func (s *Jobs) dryRun(ctx context.Context, checked *orkv1.JobSpec, owner *orkv1.
 	// Ids that no record has, so that the replicas can be told apart.
 	n := 0
 	j, _ := life.New(checked, owner, s.Clock(), func(string) string { n++; return "dry-" + strconv.Itoa(n) })
-	queue.Join(j)
+	if j.Volumes, err = s.Store.ResolveVolumes(ctx, j); err != nil {
+		return nil, err
+	}
+	if err := queue.Join(ctx, s.Store, j); err != nil {
+		return nil, err
+	}
 	plan := &orkv1.JobPlan{}
 	made := make(map[string]placement.Decision)
 	for _, d := range queue.Decide() {

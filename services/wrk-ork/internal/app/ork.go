@@ -31,6 +31,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/rack"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/reconcile"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/record"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/volume"
 )
 
 // Setup is what an orchestrator is made of; all but Alive is required.
@@ -78,11 +79,12 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	// filled in below, before anything runs.
 	var node *mesh.Node
 	var loop *reconcile.Loop
+	var volumes *volume.Keeper
 	registry := cards.New(s.Network, s.Clock)
 	fleet := rack.New(rack.Options{
 		Quarantined: store.Quarantined,
 		Dial:        func(worker peer.ID) grpc.ClientConnInterface { return node.Client(worker) },
-		Changed:     func(jobs []string) { loop.Poke(jobs...) },
+		Changed:     func(jobs []string) { loop.Poke(jobs...); volumes.Poke() },
 		Silence:     s.Config.Workers.StreamSilence, Clock: s.Clock, Log: s.Log.Named("racks"),
 	})
 	desk, err := agents.New(ctx, agents.Options{
@@ -109,6 +111,10 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, ReserveAfter: s.Config.Placement.ReserveAfter, Age: s.Config.Placement.Age, Alive: s.Alive,
 		StartsAtOnce: s.Config.Quarantine.StartsAtOnce, Stood: watch.stood,
 	})
+	volumes = volume.New(volume.Options{
+		Store: store, Racks: fleet, Changed: func() { loop.Poke() }, Clock: s.Clock, Log: s.Log.Named("volumes"),
+		Every: 2 * time.Second, CallTimeout: s.Config.Workers.CallTimeout, Repeat: s.Config.Workers.Repeat, Grace: s.Config.Deadlines.AbsenceGrace,
+	})
 	board := endpoint.New(store, hub)
 
 	if node, err = s.NewMesh(func(m *mesh.Options) {
@@ -119,6 +125,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	}
 	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, NewID: source.New, Clock: s.Clock, Queue: loop.Queue})
 	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Queue: loop.Queue, Changed: loop.Poke, Clock: s.Clock})
+	orkv1.RegisterVolumesServer(node, &api.Volumes{Store: store, Fleet: fleet, NewID: source.New, Clock: s.Clock, Changed: volumes.Poke, Log: s.Log.Named("volumes")})
 	orkv1.RegisterQuotasServer(node, &api.Quotas{Store: store, Changed: func() { loop.Poke() }})
 	orkv1.RegisterAgentsServer(node, desk)
 	orkv1.RegisterRevocationsServer(node, desk)
@@ -130,6 +137,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		{"racks", fleet.Wait},
 		{"certificates", desk.Run},
 		{"jobs", loop.Run},
+		{"volumes", volumes.Run},
 		{"endpoints", board.Run},
 		{"wellbeing", watch.run},
 	}}, nil

@@ -41,6 +41,11 @@ type fakeWorker struct {
 	unnamed    bool          // VMs have no uid yet
 	fabric     bool          // InfiniBand and the overlay join its nodes
 
+	volumes map[string]*workerv1.VolumeStatus
+	applied map[string]int // by volume id: how often it was asked for
+	pending bool           // volumes are not usable yet
+	refusal string         // what the cluster says to new volumes
+
 	reject     map[string]int // by node: so many pods are rejected after they were claimed
 	rejections int
 }
@@ -50,6 +55,7 @@ func newFakeWorker(t *testing.T, rackID string, nodes ...*orkv1.RackNode) *fakeW
 		t: t, rackID: rackID, changed: make(chan struct{}), synced: true, nodes: nodes, boot: true,
 		attempts: map[string]*workerv1.AttemptStatus{}, plans: map[string]*workerv1.ApplyAttemptRequest{},
 		disks: map[string]bool{}, vmis: map[string]string{},
+		volumes: map[string]*workerv1.VolumeStatus{}, applied: map[string]int{},
 	}
 }
 
@@ -105,6 +111,9 @@ func (w *fakeWorker) report() (*workerv1.WatchRackResponse, <-chan struct{}) {
 		r.Attempts = append(r.Attempts, proto.Clone(w.attempts[id]).(*workerv1.AttemptStatus))
 	}
 	r.DiskJobIds = slices.Sorted(maps.Keys(w.disks))
+	for _, id := range slices.Sorted(maps.Keys(w.volumes)) {
+		r.Volumes = append(r.Volumes, proto.Clone(w.volumes[id]).(*workerv1.VolumeStatus))
+	}
 	return r, w.changed
 }
 

@@ -55,6 +55,9 @@ type Job struct {
 	Conditions []Condition
 
 	Replicas []*Replica
+	// Volumes are attached to it, by name. They change only while the cluster holds
+	// nothing of it.
+	Volumes []Volume
 	// Touched lists, sorted, the racks that may hold something of the job,
 	// disks included.
 	Touched []string
@@ -64,6 +67,14 @@ type Job struct {
 	DeleteRequestedAt time.Time
 	// Revision grows with every stored change.
 	Revision uint64
+}
+
+// Volume is a volume as the job has it.
+type Volume struct {
+	ID       string
+	Name     string
+	RackID   string
+	ReadOnly bool
 }
 
 // Condition stands beside the state.
@@ -348,6 +359,7 @@ func (j *Job) Clone() *Job {
 	c := *j
 	c.Conditions = slices.Clone(j.Conditions)
 	c.Touched = slices.Clone(j.Touched)
+	c.Volumes = slices.Clone(j.Volumes)
 	c.Replicas = nil
 	for _, r := range j.Replicas {
 		rc := *r

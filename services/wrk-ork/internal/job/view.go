@@ -23,6 +23,7 @@ func (j *Job) View() *orkv1.Job {
 	for _, c := range j.Conditions {
 		v.Conditions = append(v.Conditions, &orkv1.Condition{Kind: c.Kind, Message: c.Message, Since: stamp(c.Since)})
 	}
+	v.Volumes = j.AttachedVolumes()
 	for _, r := range j.Replicas {
 		n := r.Newest()
 		rv := &orkv1.Replica{Id: r.ID, Index: r.Index, State: n.State, Reason: n.Reason, Message: n.Message}
@@ -32,6 +33,15 @@ func (j *Job) View() *orkv1.Job {
 		v.Replicas = append(v.Replicas, rv)
 	}
 	return v
+}
+
+// AttachedVolumes are the job's volumes as the wire shows them.
+func (j *Job) AttachedVolumes() []*orkv1.AttachedVolume {
+	var out []*orkv1.AttachedVolume
+	for _, v := range j.Volumes {
+		out = append(out, &orkv1.AttachedVolume{Id: v.ID, Name: v.Name, ReadOnly: v.ReadOnly, Path: "/volumes/" + v.Name})
+	}
+	return out
 }
 
 // View is the attempt as the wire shows it.

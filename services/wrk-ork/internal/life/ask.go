@@ -224,7 +224,7 @@ func Waits(a *job.Attempt, reason orkv1.Reason, message string, final bool, now 
 		a.Leave(now)
 		return
 	}
-	if reason != orkv1.Reason_REASON_RACK_UNREACHABLE {
+	if reason != orkv1.Reason_REASON_RACK_UNREACHABLE && reason != orkv1.Reason_REASON_VOLUME_NOT_READY {
 		a.Judged = true
 	}
 	a.Reason, a.Message = reason, bound(message)

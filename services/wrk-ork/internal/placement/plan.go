@@ -34,8 +34,10 @@ type Request struct {
 	// Spread puts it on the emptiest node, away from Beside, instead of on the
 	// fullest that has room.
 	Spread bool
-	// RackID binds the request to the rack that holds its root disk.
+	// RackID binds the request to the rack that holds its root disk, or what Holds says.
 	RackID string
+	// Holds is what of it that rack holds, in words; "root disk" when empty.
+	Holds string
 	// PreferNode wins over a better fit: the node that ran it before.
 	PreferNode string
 	// AvoidNodes, as "rack/node", refused it lately: chosen last.
@@ -73,15 +75,15 @@ func New(s Snapshot, q Request) (Plan, *Refusal) { return Open(s.Clone()).Plan(q
 // shape is what decides whether a request has a plan; the rest of it only
 // orders the plans that there are.
 type shape struct {
-	location, model, rack string
-	count, cores, memory  uint32
-	spans                 bool
+	location, model, rack, holds string
+	count, cores, memory         uint32
+	spans                        bool
 }
 
 // Plan returns a plan, or a refusal when there is none; refusals are shared
 // between calls.
 func (p *Pass) Plan(q Request) (Plan, *Refusal) {
-	key := shape{q.Location, q.Model, q.RackID, q.Count, q.CPUCoresPerGPU, q.MemoryGiBPerGPU, q.Spans}
+	key := shape{q.Location, q.Model, q.RackID, q.Holds, q.Count, q.CPUCoresPerGPU, q.MemoryGiBPerGPU, q.Spans}
 	if refusal := p.refused[key]; refusal != nil {
 		return Plan{}, refusal
 	}

@@ -40,7 +40,7 @@ func (a *ask) unknownLocation() *Refusal {
 	if a.RackID != "" {
 		return &Refusal{
 			Reason: orkv1.Reason_REASON_RACK_FORGOTTEN, Final: true,
-			Message: fmt.Sprintf("its root disk is on rack %s, which was removed from the network; put the rack back, or delete this job and create another", a.RackID),
+			Message: fmt.Sprintf("its %s is on rack %s, which was removed from the network; put the rack back, or delete this job and create another", a.holds(), a.RackID),
 		}
 	}
 	var known []string
@@ -325,9 +325,16 @@ func (a *ask) place() string {
 	case a.where != "":
 		return a.where
 	case a.RackID != "":
-		return "on rack " + a.RackID + " (which holds its root disk)"
+		return "on rack " + a.RackID + " (which holds its " + a.holds() + ")"
 	}
 	return "in " + a.Location
+}
+
+func (a *ask) holds() string {
+	if a.Holds == "" {
+		return "root disk"
+	}
+	return a.Holds
 }
 
 func rackIDs(racks []*rackState) string {

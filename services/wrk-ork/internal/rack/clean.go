@@ -24,6 +24,10 @@ func clean(r *workerv1.WatchRackResponse) error {
 		return fault.New(fault.TooLarge, "the report of rack %s lists %d nodes, %d attempts and %d disks; at most %d, %d and %d are taken",
 			r.RackId, len(r.Nodes), len(r.Attempts), len(r.DiskJobIds), mostNodes, mostAttempts, mostAttempts)
 	}
+	if len(r.Volumes) > mostVolumes {
+		return fault.New(fault.TooLarge, "the report of rack %s lists %d volumes; at most %d are taken", r.RackId, len(r.Volumes), mostVolumes)
+	}
+	r.Volumes = cleanVolumes(r.Volumes)
 	r.ClusterFault, r.Version = text(r.ClusterFault), text(r.Version)
 	for _, n := range r.Nodes {
 		n.Name, n.Message = text(n.Name), text(n.Message)

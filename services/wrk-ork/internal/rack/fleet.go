@@ -77,6 +77,7 @@ type View struct {
 
 	attempts map[string]*workerv1.AttemptStatus
 	disks    map[string]bool
+	volumes  map[string]*workerv1.VolumeStatus
 }
 
 // Status is the worker's word on an attempt, nil when the report does not list it.
@@ -332,14 +333,7 @@ func (w *watch) report(r *workerv1.WatchRackResponse) {
 	if !was.Connected {
 		w.view.Since = w.view.ReportedAt
 	}
-	w.view.attempts = make(map[string]*workerv1.AttemptStatus, len(r.Attempts))
-	for _, a := range r.Attempts {
-		w.view.attempts[a.AttemptId] = a
-	}
-	w.view.disks = make(map[string]bool, len(r.DiskJobIds))
-	for _, id := range r.DiskJobIds {
-		w.view.disks[id] = true
-	}
+	w.view.index()
 	is := w.view
 	f.mu.Unlock()
 	if !was.Connected {

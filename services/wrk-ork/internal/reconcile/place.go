@@ -100,10 +100,13 @@ func RequestOf(j *job.Job, r *job.Replica, a *job.Attempt, disk func(rackID stri
 	if j.Inference() {
 		return q // its disk holds what can be fetched again
 	}
+	if len(j.Volumes) > 0 {
+		q.RackID, q.Holds = j.Volumes[0].RackID, "volume "+j.Volumes[0].Name
+	}
 	// A container goes back to the rack that holds its disk.
 	for i := len(r.Attempts) - 1; i >= 0; i-- {
 		old := r.Attempts[i]
-		if old == a || !old.Sent || old.RackID == "" {
+		if old == a || !old.Sent || old.RackID == "" || len(j.Volumes) > 0 && old.RackID != q.RackID {
 			continue
 		}
 		if has, known := disk(old.RackID); has || !known {
@@ -139,7 +142,11 @@ func (l *Loop) place(ctx context.Context, live []*job.Job, views []rack.View) {
 		return // nobody is told a reason that is not theirs
 	}
 	q := l.queue(live, views, quotas)
-	if len(q.Waiting) == 0 {
+	if err := q.holdBack(ctx, l.o.Store); err != nil {
+		l.failed(ctx, "read volumes", err)
+		return
+	}
+	if len(q.turns) == 0 {
 		return
 	}
 	for _, d := range q.Decide() {

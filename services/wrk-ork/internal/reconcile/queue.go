@@ -22,6 +22,8 @@ type Queue struct {
 	Views   []rack.View
 
 	turns map[string]turn // by attempt id
+	// unready wait for a volume, and not for capacity.
+	unready []placement.Decision
 }
 
 // turn is a queued attempt that may be placed.
@@ -32,13 +34,16 @@ type turn struct {
 }
 
 // Decide serves the queue on its pass.
-func (q *Queue) Decide() []placement.Decision { return placement.Decide(q.Pass, q.Waiting, q.Policy) }
+func (q *Queue) Decide() []placement.Decision {
+	return append(placement.Decide(q.Pass, q.Waiting, q.Policy), q.unready...)
+}
 
 // Join puts the replicas of a job that is not recorded behind those that wait.
-func (q *Queue) Join(j *job.Job) {
+func (q *Queue) Join(ctx context.Context, store *record.Store, j *job.Job) error {
 	for _, r := range j.Replicas {
 		q.add(j, r, 0)
 	}
+	return q.holdBack(ctx, store)
 }
 
 func (q *Queue) add(j *job.Job, r *job.Replica, waited time.Duration) {
@@ -60,7 +65,8 @@ func (l *Loop) Queue(ctx context.Context) (*Queue, error) {
 	if err != nil {
 		return nil, err
 	}
-	return l.queue(live, l.o.Racks.Views(), quotas), nil
+	q := l.queue(live, l.o.Racks.Views(), quotas)
+	return q, q.holdBack(ctx, l.o.Store)
 }
 
 func (l *Loop) queue(live []*job.Job, views []rack.View, quotas map[string]*orkv1.ProjectQuota) *Queue {

@@ -27,7 +27,7 @@ type Seeds struct {
 func (l *Loop) request(j *job.Job, r *job.Replica, a *job.Attempt) *workerv1.ApplyAttemptRequest {
 	req := &workerv1.ApplyAttemptRequest{
 		AttemptId: a.ID, JobId: j.ID, ReplicaId: r.ID, ReplicaIndex: r.Index, AttemptNumber: a.Number,
-		Spec: j.Spec, ProjectId: j.Owner.GetProjectId(),
+		Spec: j.Spec, ProjectId: j.Owner.GetProjectId(), Volumes: j.AttachedVolumes(),
 	}
 	common := l.o.Seeds()
 	simulated := false
@@ -52,8 +52,8 @@ func (s Seeds) seed(j *job.Job, r *job.Replica, a *job.Attempt, node uint32, n *
 		OrkKey: s.OrkKey, OrkAddresses: s.OrkAddresses,
 		JobId: j.ID, ReplicaId: r.ID, AttemptId: a.ID, RackId: a.RackID, NodeIndex: node,
 		DefaultUser: j.Spec.GetImage().GetDefaultUser(), GpuCount: n.GpuCount, GpuModel: a.Model,
-		SshAuthorizedKeys: j.Spec.SshAuthorizedKeys,
-		Hostname:          j.ID,
+		SshAuthorizedKeys: j.Spec.SshAuthorizedKeys, Volumes: seedVolumes(j),
+		Hostname: j.ID,
 	}
 	if len(j.Replicas) > 1 || len(a.Nodes) > 1 {
 		seed.Hostname = fmt.Sprintf("%s-r%d-n%d", j.ID, r.Index, node)

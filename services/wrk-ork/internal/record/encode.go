@@ -156,6 +156,9 @@ func loadJobs(ctx context.Context, tx *sql.Tx, query string, args ...any) ([]*jo
 		if err := loadReplicas(ctx, tx, j); err != nil {
 			return nil, err
 		}
+		if err := loadJobVolumes(ctx, tx, j); err != nil {
+			return nil, err
+		}
 	}
 	return jobs, nil
 }

@@ -54,10 +54,13 @@ func (s *Store) AbandonRack(ctx context.Context, id, actor string, abandon func(
 			}
 			left.Attempts = append(left.Attempts, leftBehind(j, id, left.Attempts)...)
 		}
+		if left.VolumeIds, err = volumesOn(ctx, tx, id); err != nil {
+			return err
+		}
 		if _, err := tx.ExecContext(ctx, `DELETE FROM racks WHERE id = ?`, id); err != nil {
 			return err
 		}
-		if len(left.Attempts)+len(left.DiskJobIds) == 0 {
+		if len(left.Attempts)+len(left.DiskJobIds)+len(left.VolumeIds) == 0 {
 			left = nil
 			return nil
 		}

@@ -48,6 +48,9 @@ func (s *Store) Create(ctx context.Context, j *job.Job, events []job.Event, key 
 			j.ID, j.Owner.ProjectId, j.Owner.UserId, int(j.Spec.Kind), j.Spec.Name, spec); err != nil {
 			return err
 		}
+		if err := attachAsked(ctx, tx, j); err != nil {
+			return err
+		}
 		if err := saveJob(ctx, tx, j); err != nil {
 			return err
 		}
@@ -293,8 +296,8 @@ func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change
 }
 
 // Place is Update for plans: in the same transaction it checks that the rack's
-// entry is there and open and that the project's quota has room, and files the
-// join tokens of the attempt's new plan, so that a rack cannot be removed under a
+// entry is there and open, that the project's quota has room and that the job's
+// volumes can be used there, and files the join tokens of the attempt's new plan, so that a rack cannot be removed under a
 // job and no quota is passed. What is refused so is a conflict.
 func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, change Change) (*job.Job, error) {
 	var is *job.Job
@@ -316,6 +319,9 @@ func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, ch
 			return err
 		}
 		if err := admit(ctx, tx, is); err != nil {
+			return err
+		}
+		if err := volumesUsable(ctx, tx, id, rackID); err != nil {
 			return err
 		}
 		return saveTokens(ctx, tx, tokens)
@@ -368,7 +374,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 			return err
 		}
 		for _, q := range []string{
-			`DELETE FROM join_tokens WHERE job_id = ?`, `DELETE FROM events WHERE job_id = ?`,
+			`DELETE FROM join_tokens WHERE job_id = ?`, `DELETE FROM volume_attachments WHERE job_id = ?`, `DELETE FROM events WHERE job_id = ?`,
 			`DELETE FROM attempts WHERE job_id = ?`, `DELETE FROM replicas WHERE job_id = ?`, `DELETE FROM jobs WHERE id = ?`,
 		} {
 			if _, err := tx.ExecContext(ctx, q, id); err != nil {

@@ -152,7 +152,7 @@ func (s *Store) changeRack(ctx context.Context, id, query string, args ...any) (
 
 // ForgetRack removes an entry. It is refused while any attempt was given the
 // rack and is not gone, and while a job that is not deleted may keep its root disk
-// there: nobody else could remove it. A plan made at the same moment finds no entry.
+// there, and while volumes are: nobody else could remove them. A plan made at the same moment finds no entry.
 func (s *Store) ForgetRack(ctx context.Context, id string) error {
 	return s.write(ctx, func(tx *sql.Tx) error {
 		if _, err := loadRack(ctx, tx, id); err != nil {
@@ -171,6 +171,9 @@ func (s *Store) ForgetRack(ctx context.Context, id string) error {
 		}
 		if live > 0 {
 			return fault.New(fault.FailedPrecondition, "rack %s may still hold the root disks of %d ended jobs (%s is one of them); delete the jobs first", id, live, one.String)
+		}
+		if err := keepsVolumes(ctx, tx, id); err != nil {
+			return err
 		}
 		for _, q := range []string{`DELETE FROM quarantines WHERE rack_id = ?`, `DELETE FROM start_failures WHERE rack_id = ?`, `DELETE FROM racks WHERE id = ?`} {
 			if _, err := tx.ExecContext(ctx, q, id); err != nil {

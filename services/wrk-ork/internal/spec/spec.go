@@ -100,6 +100,7 @@ func Check(in *orkv1.JobSpec) (*orkv1.JobSpec, error) {
 	p.queueing(s)
 	p.limits(s)
 	p.ports(s)
+	p.volumes(s)
 	p.image(s)
 	p.environment(s)
 	p.login(s)
