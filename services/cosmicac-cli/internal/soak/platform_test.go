@@ -139,7 +139,12 @@ func (p *platform) eventually(what string, f func() string) {
 func (p *platform) ask(method, path string, headers http.Header, in, out any) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return p.api.Call(ctx, method, path, nil, headers, in, out)
+	path, query, _ := strings.Cut(path, "?")
+	values, err := url.ParseQuery(query)
+	if err != nil {
+		return err
+	}
+	return p.api.Call(ctx, method, path, values, headers, in, out)
 }
 
 // spec is a GPU Container Job's body.

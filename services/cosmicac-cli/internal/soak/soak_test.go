@@ -25,10 +25,13 @@ type run struct {
 	ids    map[string]string // by name, of those whose create was answered
 	bodies map[string]map[string]any
 	round  int
+	asker  *asker
+	// proxyKills took along at most one record of use each.
+	proxyKills uint64
 }
 
 // TestSoakEndToEnd does random things to the whole platform and looks at the
-// rules after each. SEED replays a run; ROUNDS or DURATION make it longer.
+// rules after each, while a client asks a model all the time. SEED replays a run; ROUNDS or DURATION make it longer.
 func TestSoakEndToEnd(t *testing.T) {
 	seed := uint64(number(t, "SEED", 1))
 	rounds := number(t, "ROUNDS", 25)
@@ -44,6 +47,8 @@ func TestSoakEndToEnd(t *testing.T) {
 	r := &run{platform: p, rules: newRules(p), random: rand.New(rand.NewPCG(seed, 0)), ids: map[string]string{}, bodies: map[string]map[string]any{}}
 	p.note("seed %d", seed)
 	t.Logf("seed %d: make soak SEED=%d ROUNDS=%d replays it", seed, seed, rounds)
+	r.steady()
+	r.asker = newAsker(p)
 	for r.round = 1; r.round <= rounds && (until.IsZero() || time.Now().Before(until)); r.round++ {
 		r.step()
 		time.Sleep(time.Duration(100+r.random.IntN(900)) * time.Millisecond)
@@ -51,9 +56,24 @@ func TestSoakEndToEnd(t *testing.T) {
 		if r.round%50 == 0 {
 			r.calm() // now and then everything must come to rest
 			t.Logf("round %d after %s: at rest, nothing left", r.round, time.Since(p.began).Round(time.Second))
+			r.steady()
 		}
 	}
+	r.asker.stop()
 	r.calm()
+	r.obey()
+	if r.asker.whole == 0 {
+		t.Errorf("no request was answered in the whole run; refused were %v", r.asker.refused)
+	}
+	r.eventually("the use that was counted is what was answered", func() string { return r.asker.accounts(r.proxyKills) })
+	t.Logf("%d requests, %d whole answers, %d tokens; refused %v", r.asker.sent, r.asker.whole, r.asker.tokens, r.asker.refused)
+}
+
+// steady is an endpoint that no drawn action ends, so that there is somebody to ask.
+func (r *run) steady() {
+	r.t.Helper()
+	j := r.platform.create(fmt.Sprintf("steady-%d", r.round), inferenceJob("steady", 1))
+	r.until(j.ID, "running")
 }
 
 func number(t *testing.T, name string, fallback int) int {
@@ -78,7 +98,11 @@ func (r *run) obey() {
 			ids = append(ids, id)
 		}
 	}
-	if broken := r.rules.check(ids); len(broken) > 0 {
+	broken := r.rules.check(ids)
+	if r.asker != nil {
+		broken = append(broken, r.asker.check()...)
+	}
+	if len(broken) > 0 {
 		r.t.Fatalf("round %d: %s", r.round, strings.Join(broken, "; "))
 	}
 }
@@ -92,7 +116,11 @@ func (r *run) step() {
 		r.end()
 	case n < 70:
 		names := r.Processes()
-		r.kill(names[r.random.IntN(len(names))])
+		name := names[r.random.IntN(len(names))]
+		if name == "proxy-inference" {
+			r.proxyKills++
+		}
+		r.kill(name)
 	case n < 78:
 		names := r.Processes()
 		name, d := names[r.random.IntN(len(names))], time.Duration(500+r.random.IntN(3000))*time.Millisecond
