@@ -58,6 +58,7 @@ type Quarantine struct {
 	Failures     int           `yaml:"failures"`
 	Window       time.Duration `yaml:"window"`
 	StartsAtOnce int           `yaml:"starts_at_once"`
+	MostPercent  int           `yaml:"most_percent"`
 }
 
 // Retention is how long what is kept.
@@ -101,7 +102,7 @@ func Defaults() Config {
 			RestartFirst: l.RestartFirst, RestartMost: l.RestartMost, RestartCount: l.RestartCount, HealthyAfter: l.HealthyAfter,
 			StartCount: l.StartCount,
 		},
-		Quarantine: Quarantine{Failures: p.QuarantineFailures, Window: p.QuarantineWindow, StartsAtOnce: 4},
+		Quarantine: Quarantine{Failures: p.QuarantineFailures, Window: p.QuarantineWindow, StartsAtOnce: 4, MostPercent: p.QuarantineMostPercent},
 		Retention:  Retention{Tombstones: p.Tombstones, IdempotencyKeys: p.IdempotencyKeys, Events: p.Events, EventsPerJob: p.EventsPerJob},
 		Placement:  Placement{ReserveAfter: 10 * time.Minute, Age: 10 * time.Minute},
 		Agents:     Agents{CertificateLife: 24 * time.Hour, TokenLife: 30 * time.Minute},
@@ -126,7 +127,7 @@ func (c Config) Policy() record.Policy {
 	q, r := c.Quarantine, c.Retention
 	return record.Policy{
 		Tombstones: r.Tombstones, IdempotencyKeys: r.IdempotencyKeys, Events: r.Events, EventsPerJob: r.EventsPerJob,
-		QuarantineFailures: q.Failures, QuarantineWindow: q.Window,
+		QuarantineFailures: q.Failures, QuarantineWindow: q.Window, QuarantineMostPercent: q.MostPercent,
 	}
 }
 
@@ -167,6 +168,9 @@ func (c Config) Validate() []fault.Detail {
 		if k.value < 1 {
 			faults = append(faults, fault.Detail{Field: k.key, Rule: "must be at least 1"})
 		}
+	}
+	if most := c.Quarantine.MostPercent; most < 0 || most > 100 {
+		faults = append(faults, fault.Detail{Field: "quarantine.most_percent", Rule: "must be 0 to 100"})
 	}
 	if r.RefusalsFinal == 0 {
 		faults = append(faults, fault.Detail{Field: "retries.refusals_final", Rule: "must be at least 1"})

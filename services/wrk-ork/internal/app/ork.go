@@ -69,7 +69,6 @@ type Ork struct {
 // ctx is the life of the racks' streams.
 func Build(ctx context.Context, s Setup) (*Ork, error) {
 	store, hub := s.Store, s.Hub
-	store.Keep(s.Config.Policy())
 	entries, err := store.Racks(ctx)
 	if err != nil {
 		return nil, err
@@ -87,6 +86,12 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		Changed:     func(jobs []string) { loop.Poke(jobs...); volumes.Poke() },
 		Silence:     s.Config.Workers.StreamSilence, Clock: s.Clock, Log: s.Log.Named("racks"),
 	})
+	policy := s.Config.Policy()
+	policy.Nodes = func(rackID string) int {
+		v, _ := fleet.View(rackID)
+		return len(v.Report.GetNodes())
+	}
+	store.Keep(policy)
 	desk, err := agents.New(ctx, agents.Options{
 		Store: store, Key: s.Key, Network: s.Network, Hub: hub,
 		CertificateLife: s.Config.Agents.CertificateLife, TokenLife: s.Config.Agents.TokenLife,
@@ -261,6 +266,13 @@ func (w *wellbeing) look(ctx context.Context) {
 	}
 	set(away > 1 && away*2 > len(views) || silent >= manySilent && silent*2 > known, health.ManyUnreachable, many)
 	w.returned(ctx, views)
+	for _, v := range views {
+		if why := w.store.Failing(v.Entry.Id); why != "" {
+			w.health.RaiseFor(health.RackFailing, v.Entry.Id, v.Entry.Id, why)
+		} else {
+			w.health.ClearFor(health.RackFailing, v.Entry.Id)
+		}
+	}
 }
 
 // manySilent is how many silent attempts are many.

@@ -93,6 +93,7 @@ const (
 	ConditionIdle           = "idle"
 	ConditionAlert          = "alert"
 	ConditionAbandoned      = "abandoned"
+	ConditionDiskLost       = "disk_lost"
 )
 
 // Replica is one copy of the workload.
@@ -180,6 +181,8 @@ type Attempt struct {
 	Idle        Mark `json:"idle,omitzero"`
 	// Abandoned: an operator removed its rack by force.
 	Abandoned Mark `json:"abandoned,omitzero"`
+	// DiskLost: somebody else deleted a root disk under it. It is never taken back.
+	DiskLost Mark `json:"disk_lost,omitzero"`
 }
 
 // Mark is a condition of an attempt: empty, or since when and why.

@@ -2,6 +2,7 @@ package life
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -35,7 +36,12 @@ func Stop(was *job.Job, actor string) (*job.Job, []job.Event) {
 		return j, nil
 	}
 	intend(j, job.IntentStop, orkv1.Reason_REASON_STOP_REQUESTED, actor)
-	return j, []job.Event{{State: j.State, Reason: j.IntentReason, Message: "stop asked: gives up its GPUs, keeps its root disk", Actor: actor}}
+	return j, []job.Event{{State: j.State, Reason: j.IntentReason, Message: "stop asked: gives up its GPUs, " + keepsDisk(lostDisk(was)), Actor: actor}}
+}
+
+// lostDisk reports whether somebody else deleted a root disk under the job.
+func lostDisk(j *job.Job) bool {
+	return slices.ContainsFunc(j.Replicas, func(r *job.Replica) bool { return r.Newest().DiskLost.Set() })
 }
 
 func intend(j *job.Job, what job.Intent, reason orkv1.Reason, actor string) {
@@ -83,6 +89,9 @@ func Start(was *job.Job, actor string, now time.Time, id NewID) (*job.Job, []job
 	if len(j.Replicas) > 1 {
 		text = fmt.Sprintf("start asked of %d of %d replicas", started, len(j.Replicas))
 	}
+	if lostDisk(was) {
+		text += ": with a new root disk, the one it had was deleted by somebody else"
+	}
 	return j, []job.Event{{State: j.State, Message: text, Actor: actor}}, nil
 }
 
@@ -110,7 +119,7 @@ func Restart(was *job.Job, actor string, now time.Time, id NewID) (*job.Job, []j
 	}
 	intend(j, job.IntentRun, orkv1.Reason_REASON_UNSPECIFIED, actor)
 	settle(j, Sight{Now: now})
-	return j, []job.Event{{State: j.State, Reason: orkv1.Reason_REASON_RESTART_REQUESTED, Message: "restart asked: keeps its root disk", Actor: actor}}, nil
+	return j, []job.Event{{State: j.State, Reason: orkv1.Reason_REASON_RESTART_REQUESTED, Message: "restart asked: " + keepsDisk(lostDisk(was)), Actor: actor}}, nil
 }
 
 // Fence gives up an attempt that is not heard of, on an operator's word. Its

@@ -77,6 +77,9 @@ func observe(a *job.Attempt, seen Attempt, rack Rack, now time.Time) {
 			workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED:
 			a.Anchored = true
 		}
+		if at := st.DiskLostSince; at.IsValid() && !a.DiskLost.Set() {
+			a.DiskLost = job.Mark{Since: at.AsTime(), Message: diskLost}
+		}
 		if job.Ended(a.State) {
 			// Something of it is there, whatever was thought before.
 			a.Gone, a.GoneAt = false, time.Time{}
@@ -443,10 +446,10 @@ func drained(l Limits, a *job.Attempt, seen Attempt, now time.Time) bool {
 // stop begins the end that the user (or a limit) asked for.
 func stop(j *job.Job, a *job.Attempt, now time.Time) {
 	a.State, a.Reason = stopping, a.Recycle
-	text := "gives up its GPUs and keeps its root disk"
+	text := "gives up its GPUs and " + keepsDisk(a.DiskLost.Set())
 	switch j.Intent {
 	case job.IntentRun:
-		text = "is stopped to make room for a new attempt; keeps its root disk"
+		text = "is stopped to make room for a new attempt; " + keepsDisk(a.DiskLost.Set())
 	case job.IntentDelete:
 		a.Reason, text = j.IntentReason, "gives up its GPUs and its disks"
 	default:
@@ -471,10 +474,24 @@ func finish(j *job.Job, a *job.Attempt, now time.Time) {
 		return
 	}
 	text := orText(j.IntentMessage, "stopped") + "; its root disk is kept and its GPUs are given up"
+	if a.DiskLost.Set() {
+		text = orText(j.IntentMessage, "stopped") + "; its GPUs are given up, and its root disk is lost: somebody else had deleted it"
+	}
 	if a.ClaimedAt.IsZero() {
 		text = orText(j.IntentMessage, "stopped") + " before it held anything"
 	}
 	end(a, stopped, j.IntentReason, text, now)
+}
+
+// diskLost tells who reads it while there is still something to save.
+const diskLost = "somebody else deleted the root disk; what is on it is lost when the VM stops, copy it away before that"
+
+// keepsDisk says what becomes of a root disk when its VM is stopped.
+func keepsDisk(lost bool) string {
+	if lost {
+		return "loses its root disk, which somebody else deleted"
+	}
+	return "keeps its root disk"
 }
 
 // end writes the outcome, once: an ended attempt stays as it ended.

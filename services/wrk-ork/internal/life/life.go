@@ -38,7 +38,7 @@ func Advance(l Limits, was *job.Job, s Sight, id NewID) (*job.Job, []job.Event) 
 		for _, a := range r.Attempts {
 			advance(l, j, a, s)
 		}
-		restart(l, j, r, s.Now, id)
+		restart(l, j, r, s, id)
 		trim(j, r)
 	}
 	settle(j, s)
@@ -49,7 +49,8 @@ func Advance(l Limits, was *job.Job, s Sight, id NewID) (*job.Job, []job.Event) 
 // it, one that an operator gave up, one that a node failed to start; and after a
 // failure of a replica that serves a model. A container in which something ran is
 // not restarted: that may have had side effects.
-func restart(l Limits, j *job.Job, r *job.Replica, now time.Time, id NewID) {
+func restart(l Limits, j *job.Job, r *job.Replica, s Sight, id NewID) {
+	now := s.Now
 	a := r.Newest()
 	if a.State == running {
 		r.StartFailures = 0
@@ -64,7 +65,7 @@ func restart(l Limits, j *job.Job, r *job.Replica, now time.Time, id NewID) {
 		n.RefusedNodes = places(a)
 		n.Message = "follows attempt " + a.ID + ", which an operator gave up"
 	case a.StartFailed:
-		restartElsewhere(l, r, a, now, id)
+		restartElsewhere(l, r, a, s, id)
 	case j.Inference() && a.State == failed && restartable(a.Reason):
 		if !a.RunningAt.IsZero() && a.EndedAt.Sub(a.RunningAt) >= l.HealthyAfter {
 			r.Failures = 0
@@ -80,12 +81,14 @@ func restart(l Limits, j *job.Job, r *job.Replica, now time.Time, id NewID) {
 	}
 }
 
-// restartElsewhere tries a start again, on other nodes where there are some.
-func restartElsewhere(l Limits, r *job.Replica, a *job.Attempt, now time.Time, id NewID) {
-	if r.StartFailures >= l.StartCount {
+// restartElsewhere tries a start again, on other nodes where there are some. While
+// a whole rack fails that is not the job's fault, and its tries are not counted.
+func restartElsewhere(l Limits, r *job.Replica, a *job.Attempt, s Sight, id NewID) {
+	now, failing := s.Now, s.Racks[a.RackID].Failing
+	if r.StartFailures >= l.StartCount && failing == "" {
 		return
 	}
-	r.StartFailures++
+	r.StartFailures = min(r.StartFailures+1, l.StartCount)
 	var avoid []string
 	for _, old := range slices.Backward(r.Attempts) {
 		if old.StartFailed {
@@ -95,6 +98,10 @@ func restartElsewhere(l Limits, r *job.Replica, a *job.Attempt, now time.Time, i
 	n := newAttempt(r, now, id)
 	n.Reason, n.RefusedNodes = a.Reason, avoid[:min(len(avoid), nodesAvoided)]
 	n.NotBefore = now.Add(backoff(l.RestartFirst, l.RestartMost, r.StartFailures))
+	if failing != "" {
+		n.Message = bound(fmt.Sprintf("tried again: rack %s fails as a whole: %s", a.RackID, failing))
+		return
+	}
 	n.Message = bound(fmt.Sprintf("start %d of %d after %s on %s: %s", r.StartFailures+1, l.StartCount+1,
 		job.ReasonName(a.Reason), strings.Join(places(a), ", "), a.Message))
 }

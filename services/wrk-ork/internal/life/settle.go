@@ -22,7 +22,7 @@ func settle(j *job.Job, s Sight) {
 		}
 		j.Conditions = append(j.Conditions, job.Condition{Kind: kind, Message: message, Since: since})
 	}
-	var away, draining, idle, abandoned *job.Attempt
+	var away, draining, idle, abandoned, diskless *job.Attempt
 	up, lost := 0, 0
 	for _, r := range j.Replicas {
 		a := r.Newest()
@@ -44,6 +44,9 @@ func settle(j *job.Job, s Sight) {
 		if a.Abandoned.Set() && abandoned == nil {
 			abandoned = a
 		}
+		if a.DiskLost.Set() && diskless == nil {
+			diskless = a
+		}
 	}
 	if away != nil {
 		text := away.Unreachable.Message
@@ -63,6 +66,13 @@ func settle(j *job.Job, s Sight) {
 	}
 	if abandoned != nil {
 		add(job.ConditionAbandoned, abandoned.Abandoned.Message, abandoned.Abandoned.Since)
+	}
+	if diskless != nil {
+		text := diskless.DiskLost.Message
+		if job.Ended(diskless.State) {
+			text = "its root disk was deleted by somebody else and is lost; a start begins with a new one"
+		}
+		add(job.ConditionDiskLost, text, diskless.DiskLost.Since)
 	}
 	if why := alerts(j, s); why != "" {
 		add(job.ConditionAlert, why, s.Now)
@@ -150,6 +160,9 @@ func events(was, is *job.Job, s Sight) []job.Event {
 			}
 			if a.Draining.Set() && old.Draining.Message != a.Draining.Message {
 				add(orText(s.Racks[a.RackID].DrainActor, "ork"), a.Draining.Message)
+			}
+			if !old.DiskLost.Set() && a.DiskLost.Set() {
+				add(a.RackID, a.DiskLost.Message)
 			}
 			if !old.Idle.Set() && a.Idle.Set() {
 				add("ork", a.Idle.Message)

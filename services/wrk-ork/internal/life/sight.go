@@ -92,6 +92,8 @@ type Rack struct {
 	DrainSince    time.Time
 	DrainDeadline time.Time
 	DrainActor    string
+	// Failing says that its nodes fail together to start anything, "" when not.
+	Failing string
 	// Quarantined are its nodes and models that are left out of placement.
 	Quarantined []*orkv1.Quarantine
 }

@@ -331,7 +331,7 @@ func (l *Loop) sight(j *job.Job, views []rack.View) life.Sight {
 				r.FaultSince = v.Report.ClusterFaultSince.AsTime()
 			}
 		}
-		r.Quarantined = v.Quarantined
+		r.Quarantined, r.Failing = v.Quarantined, l.o.Store.Failing(id)
 		if e := v.Entry; e.DrainSince.IsValid() {
 			r.DrainSince, r.DrainDeadline, r.DrainActor = e.DrainSince.AsTime(), e.DrainDeadline.AsTime(), e.DrainActor
 		}

@@ -69,7 +69,7 @@ func encodeAttempt(a *job.Attempt) ([]byte, error) {
 	c := *a
 	for _, t := range []*time.Time{
 		&c.NotBefore, &c.CreatedAt, &c.ClaimedAt, &c.UpAt, &c.HelloAt, &c.RunningAt, &c.StoppingAt, &c.EndedAt,
-		&c.GoneAt, &c.Unreachable.Since, &c.Draining.Since, &c.Idle.Since, &c.Abandoned.Since,
+		&c.GoneAt, &c.Unreachable.Since, &c.Draining.Since, &c.Idle.Since, &c.Abandoned.Since, &c.DiskLost.Since,
 	} {
 		*t = t.UTC().Round(0)
 	}

@@ -50,12 +50,17 @@ func (s *Store) saveStartFailures(ctx context.Context, tx *sql.Tx, was, is *job.
 				if count < s.policy.QuarantineFailures {
 					continue
 				}
+				s.closed.Store(true) // or left open: what is remembered of the rack changes
+				if open, err := s.brake(ctx, tx, a.RackID, node); err != nil {
+					return err
+				} else if open {
+					continue
+				}
 				message := fmt.Sprintf("%d attempts could not be started there within %s, the last one: %s", count, s.policy.QuarantineWindow, words)
 				if _, err := tx.ExecContext(ctx, `INSERT OR IGNORE INTO quarantines (rack_id, node, model, since, actor, message) VALUES (?, ?, ?, ?, 'ork', ?)`,
 					a.RackID, node, a.Model, micros(now), message); err != nil {
 					return err
 				}
-				s.closed.Store(true)
 			}
 		}
 	}
@@ -94,8 +99,12 @@ func (s *Store) Quarantined(rackID string) []*orkv1.Quarantine {
 // loadQuarantined brings the memory up to date with the record.
 func (s *Store) loadQuarantined(ctx context.Context) error {
 	all := make(map[string][]*orkv1.Quarantine)
-	err := s.read(ctx, func(tx *sql.Tx) error {
+	var failing map[string]failing
+	err := s.read(ctx, func(tx *sql.Tx) (err error) {
 		clear(all)
+		if failing, err = s.loadFailing(ctx, tx); err != nil {
+			return err
+		}
 		list, err := loadQuarantines(ctx, tx, "")
 		for _, q := range list {
 			all[q.RackId] = append(all[q.RackId], q)
@@ -107,7 +116,7 @@ func (s *Store) loadQuarantined(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.quarantined = all
+	s.quarantined, s.failing = all, failing
 	return nil
 }
 

@@ -46,13 +46,19 @@ type Policy struct {
 	// QuarantineWindow before it is closed for their GPU model.
 	QuarantineFailures int
 	QuarantineWindow   time.Duration
+	// QuarantineMostPercent is the share of a rack's nodes, one at least, that may
+	// stand closed so without anybody having looked: when more of them fail, the
+	// cause is not theirs.
+	QuarantineMostPercent int
+	// Nodes says how many nodes a rack has, 0 for not known. It may be nil.
+	Nodes func(rackID string) int
 }
 
 // DefaultPolicy is the documented default.
 func DefaultPolicy() Policy {
 	return Policy{
 		Tombstones: 30 * 24 * time.Hour, IdempotencyKeys: 7 * 24 * time.Hour, Events: 90 * 24 * time.Hour, EventsPerJob: 1000,
-		QuarantineFailures: 2, QuarantineWindow: 24 * time.Hour,
+		QuarantineFailures: 2, QuarantineWindow: 24 * time.Hour, QuarantineMostPercent: 25,
 	}
 }
 
@@ -68,6 +74,7 @@ type Store struct {
 	mu          sync.Mutex
 	live        map[string]*job.Job // what Live returned last, by id
 	quarantined map[string][]*orkv1.Quarantine
+	failing     map[string]failing // by rack
 }
 
 // Open opens or makes the record at path. Changes are published on hub.
