@@ -64,3 +64,16 @@ func TestParsePoolTakesAnyDevice(t *testing.T) {
 		t.Fatalf("got %+v", p)
 	}
 }
+
+func TestAPoolMayHaveADeviceAndABridgeForReplicasOverSeveralNodes(t *testing.T) {
+	const base = "name=lab,nodes=2,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB"
+	p, err := ParsePool(base + ",hostdev=nvidia.com/mlnx_cx7,hostdevs=8,bridge=br-cosmicac")
+	if err != nil || p.HostDevice != "nvidia.com/mlnx_cx7" || p.HostDevices != 8 || p.Bridge != "br-cosmicac" {
+		t.Fatalf("got %+v, %v", p, err)
+	}
+	for _, bad := range []string{",bridge=Br0", ",bridge=a-bridge-of-a-name-too-long", ",hostdev=x/y", ",hostdevs=2"} {
+		if _, err := ParsePool(base + bad); err == nil {
+			t.Errorf("%s was taken", bad)
+		}
+	}
+}

@@ -21,6 +21,8 @@ type Pool struct {
 
 	HostDevice  string // extended resource beside the GPUs, as rdma/ib; empty for none
 	HostDevices int    // how many of it on each node
+
+	Bridge string // Open vSwitch bridge that ovs-cni's marker advertises on each node; empty for none
 }
 
 // Bounds of a pool. They catch slips of the keyboard, not real limits: the control plane holds a thousand nodes.
@@ -36,6 +38,7 @@ var (
 
 	poolName     = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,30}[a-z0-9])?$`)
 	resourceName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$`)
+	bridgeName   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$`)
 	pciID        = regexp.MustCompile(`^[0-9A-Fa-f]{4}:[0-9A-Fa-f]{4}$`)
 )
 
@@ -106,13 +109,18 @@ func ParsePool(s string) (Pool, error) {
 			}
 		case "hostdevs":
 			p.HostDevices, err = count(key, value, maxGPUs)
+		case "bridge":
+			p.Bridge = value
+			if !bridgeName.MatchString(value) {
+				err = fmt.Errorf("bridge must be lower-case letters, digits and hyphens, at most 15, got %q", value)
+			}
 		case "memory":
 			p.Memory, err = resource.ParseQuantity(value)
 			if err != nil || p.Memory.Cmp(minMemory) < 0 || p.Memory.Cmp(maxMemory) > 0 {
 				err = fmt.Errorf("memory must be a quantity from %s to %s, got %q", &minMemory, &maxMemory, value)
 			}
 		default:
-			err = fmt.Errorf("unknown key %q, known are name, nodes, gpus, resource, pci, hostdev, hostdevs, cpus, memory", key)
+			err = fmt.Errorf("unknown key %q, known are name, nodes, gpus, resource, pci, hostdev, hostdevs, bridge, cpus, memory", key)
 		}
 		if err != nil {
 			return Pool{}, err

@@ -229,6 +229,9 @@ func (n *nodes) status(ctx context.Context, node *corev1.Node, p config.Pool, de
 	if p.HostDevice != "" {
 		devices[p.HostDevice] = p.HostDevices
 	}
+	if p.Bridge != "" {
+		capacity[corev1.ResourceName("ovs-cni.network.kubevirt.io/"+p.Bridge)] = count(1000) // as ovs-cni's marker does
+	}
 	if n.faults.has(fault.ResourceRenamed, node.Name) {
 		delete(devices, p.Resource)
 		devices[strings.ToLower(p.Resource)] = p.GPUs

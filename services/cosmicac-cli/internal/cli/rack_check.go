@@ -29,7 +29,8 @@ type checkedRow struct {
 }
 
 func (e *environment) rackCheckCommand() *cobra.Command {
-	var operator, kubeconfig, namespace, selector, class string
+	var operator, kubeconfig, namespace, selector, class, bridge string
+	var fabric []string
 	c := &cobra.Command{
 		Use: "check [RACK]", Short: "Look whether a cluster has what a rack needs; exits with an error when no job could run",
 		Long: `Looks whether a cluster has what a rack needs and says what to do about what is missing.
@@ -44,7 +45,11 @@ program, ` + workerBinary + `, beside this one or in PATH.`,
 			case (kubeconfig == "") == (len(args) == 0):
 				return usageError{errors.New("racks check: name a rack, or give --kubeconfig")}
 			case kubeconfig != "":
-				return e.checkCluster(cmd.Context(), "--kubeconfig", kubeconfig, "--namespace", namespace, "--node-selector", selector, "--storage-class", class)
+				look := []string{"--kubeconfig", kubeconfig, "--namespace", namespace, "--node-selector", selector, "--storage-class", class, "--overlay-bridge", bridge}
+				for _, name := range fabric {
+					look = append(look, "--fabric-device", name)
+				}
+				return e.checkCluster(cmd.Context(), look...)
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), 90*time.Second)
 			defer cancel()
@@ -62,6 +67,8 @@ program, ` + workerBinary + `, beside this one or in PATH.`,
 	c.Flags().StringVar(&namespace, "namespace", "cosmicac", "with --kubeconfig: the network's namespace")
 	c.Flags().StringVar(&selector, "node-selector", "", "with --kubeconfig: label selector of the rack's nodes")
 	c.Flags().StringVar(&class, "storage-class", "", "with --kubeconfig: storage class of root disks (default: the cluster's)")
+	c.Flags().StringArrayVar(&fabric, "fabric-device", nil, "with --kubeconfig: resource of InfiniBand adapters for replicas over several nodes; may be repeated")
+	c.Flags().StringVar(&bridge, "overlay-bridge", "", "with --kubeconfig: Open vSwitch bridge of the overlay")
 	return c
 }
 

@@ -68,6 +68,7 @@ func (d *Demo) leftInCluster(ctx context.Context) ([]string, error) {
 		"/apis/kubevirt.io/v1" + namespace + "/virtualmachineinstances", "/apis/cdi.kubevirt.io/v1beta1" + namespace + "/datavolumes",
 		"/api/v1" + namespace + "/persistentvolumeclaims", "/api/v1" + namespace + "/pods", "/api/v1" + namespace + "/secrets",
 		"/api/v1" + namespace + "/configmaps", "/apis/networking.k8s.io/v1" + namespace + "/networkpolicies", "/api/v1/persistentvolumes",
+		"/api/v1" + namespace + "/services", "/apis/k8s.cni.cncf.io/v1" + namespace + "/network-attachment-definitions",
 	} {
 		req, err := http.NewRequestWithContext(ctx, "GET", k.Clusters[0].Cluster.Server+resource, nil)
 		if err != nil {

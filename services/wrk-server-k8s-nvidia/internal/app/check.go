@@ -51,8 +51,13 @@ func check(ctx context.Context, args []string, out, errOut io.Writer) int {
 		fabric = append(fabric, v)
 		return nil
 	})
+	bridge := flags.String("overlay-bridge", "", "Open vSwitch bridge that joins machines of several nodes; empty for none")
 	form := flags.String("output", "table", "table or json")
 	if err := flags.Parse(args); err != nil {
+		return checkUsage
+	}
+	if *bridge != "" && !bridgeName.MatchString(*bridge) {
+		fmt.Fprintln(errOut, "check: --overlay-bridge is at most 15 of a-z, 0-9 and hyphens")
 		return checkUsage
 	}
 	if *file == "" || flags.NArg() > 0 || *form != "table" && *form != "json" {
@@ -71,7 +76,12 @@ func check(ctx context.Context, args []string, out, errOut io.Writer) int {
 	}
 	ctx, cancel := context.WithTimeout(ctx, checkTime)
 	defer cancel()
-	findings := preflight.Check(ctx, preflight.Target{Client: client, NodeSelector: *selector, StorageClass: *class, Fabric: fabric, Skew: conn.Skew})
+	over := d.Overlay
+	if *bridge != "" {
+		over.Driver, over.Bridge = driverOVS, *bridge
+	}
+	findings := preflight.Check(ctx, preflight.Target{Client: client, NodeSelector: *selector, StorageClass: *class, Fabric: fabric, Skew: conn.Skew,
+		Overlay: over.driver(client, time.Now), OverlayResource: over.resource()})
 	if err := printFindings(out, *form, findings); err != nil {
 		fmt.Fprintln(errOut, "check:", err)
 		return checkBlocked

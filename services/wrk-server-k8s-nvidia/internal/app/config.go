@@ -59,6 +59,8 @@ type Config struct {
 	Ports PortsConfig `yaml:"ports"`
 	// Fabric is what joins nodes for replicas over several of them.
 	Fabric FabricConfig `yaml:"fabric"`
+	// Overlay gives replicas over several nodes a network of their own.
+	Overlay OverlayConfig `yaml:"overlay"`
 	// Relist is the greatest age of what is known of the cluster. [5m]
 	Relist time.Duration `yaml:"relist"`
 	// Deadlines bound how long a step of an attempt may take.
@@ -127,6 +129,7 @@ func Defaults() Config {
 		Base:      daemon.Base{Name: "wrk-server-k8s-nvidia", StateDirectory: "/var/lib/cosmicac/wrk-server-k8s-nvidia"},
 		Namespace: "cosmicac", VolumeMode: "Filesystem", DefaultDiskGiB: 40, SerialLog: true, Relist: 5 * time.Minute,
 		DeniedCIDRs: []string{"10.96.0.0/12", "10.244.0.0/16"}, Ports: PortsConfig{Service: string(corev1.ServiceTypeNodePort)},
+		Overlay:    OverlayConfig{Bridge: "br-cosmicac", VLANs: "100-199", MTU: 1450, Subnet: "10.64.0.0/24"},
 		AgentImage: "ghcr.io/cosmicac/agents:{version}",
 		RuntimeImages: map[string]string{
 			"vllm":     "docker://ghcr.io/cosmicac/runtime-vllm:{version}",
@@ -197,6 +200,7 @@ func (c *Config) Validate() []fault.Detail {
 			add("runtime_images."+name, "is an image reference like docker://registry/name:tag")
 		}
 	}
+	c.Overlay.validate(add)
 	if c.Relist < 10*time.Second {
 		add("relist", "is at least 10s")
 	}

@@ -17,8 +17,8 @@ import (
 
 const cx7 = "nvidia.com/mlnx_cx7"
 
-// joinedBy names the InfiniBand adapters of the pools that have some.
-func joinedBy(s *Setup) { s.Config.Fabric.Devices = []string{cx7} }
+// joinedBy names the InfiniBand adapters and the bridge of the pools that have some.
+func joinedBy(s *Setup) { s.Config.Fabric.Devices, s.Config.Overlay.Driver = []string{cx7}, "ovs" }
 
 // vllm asks for a replica of a model over these nodes.
 func vllm(job, attempt string, gpus uint32, nodes ...string) *workerv1.ApplyAttemptRequest {
@@ -112,10 +112,19 @@ func TestWithoutNamedAdaptersNoReplicaSpansNodes(t *testing.T) {
 func TestTheReadinessCheckSaysWhetherReplicasCanSpanNodes(t *testing.T) {
 	t.Parallel()
 	d := start(t)
-	for device, want := range map[string]string{cx7: "joins 2 nodes", "nvidia.com/none": "does not permit nvidia.com/none", "": "stays within one node"} {
+	for device, want := range map[string]string{
+		cx7: "joins 2 nodes", "nvidia.com/none": "does not permit nvidia.com/none", "": "stays within one node",
+		"off": "the overlay is off", "bridge": "0 of 2 nodes have bridge br-none", "on": "bridge br-cosmicac is on 2 of 2 nodes; ",
+	} {
 		args := []string{"--kubeconfig", d.kubeconfig, "--node-selector", "topology.kubernetes.io/region=fabric"}
-		if device != "" {
-			args = append(args, "--fabric-device", device)
+		switch device {
+		case "", "off":
+		case "bridge":
+			args = append(args, "--overlay-bridge", "br-none")
+		case "on":
+			args = append(args, "--overlay-bridge", "br-cosmicac")
+		default:
+			args = append(args, "--fabric-device", device, "--overlay-bridge", "br-cosmicac")
 		}
 		var out, errs bytes.Buffer
 		if code := check(t.Context(), args, &out, &errs); code != checkGood || !strings.Contains(out.String(), want) {

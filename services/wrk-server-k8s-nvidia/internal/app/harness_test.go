@@ -43,7 +43,7 @@ const (
 // pools are the nodes of the development cluster: each test has its own, with a
 // model of its own where it matters.
 var pools = map[string]string{
-	"life": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "gang": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"life": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "gang": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"kill": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "image": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"permit": "nodes=1,gpus=2,resource=nvidia.com/AD104GL_L4", "plugin": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"node": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "stuck": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
@@ -52,10 +52,11 @@ var pools = map[string]string{
 	"daemon": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "chaos": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"disk": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "vanish": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"drain": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "reject": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
-	"leak": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB", "check": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"leak": "nodes=2,gpus=4,hostdev=nvidia.com/mlnx_cx7,hostdevs=2,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB", "check": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"fault": "nodes=7,gpus=5,resource=nvidia.com/GH100_H100_SXM5_80GB", "wait": "nodes=2,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
-	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "fabric": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
-	"ports": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "fabric": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"overlay": "nodes=4,gpus=2,hostdev=nvidia.com/mlnx_cx7,hostdevs=2,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"ports":   "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
 
 // devcluster is the one cluster of this test process: a real API server.
@@ -464,6 +465,8 @@ func (d *devcluster) left(t *testing.T, selector string) []string {
 	add("NetworkPolicy", names(policies.Items), err)
 	services, err := d.admin.Core.Services(namespace).List(ctx, o)
 	add("Service", names(services.Items), err)
+	networks, err := d.admin.Networks.NetworkAttachmentDefinitions(namespace).List(ctx, o)
+	add("Network", names(networks.Items), err)
 	disks, err := d.admin.CDI.DataVolumes(namespace).List(ctx, o)
 	add("DataVolume", names(disks.Items), err)
 	claims, err := d.admin.Core.PersistentVolumeClaims(namespace).List(ctx, o)

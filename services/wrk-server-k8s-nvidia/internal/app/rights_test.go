@@ -80,13 +80,19 @@ func TestEveryRightOfTheShippedRoleIsUsedAndNoOther(t *testing.T) {
 	w := begin(t, d, "leak", func(s *Setup) {
 		s.Config.Rack.ID, s.Config.Kubeconfig = "rights", plainKubeconfig(t, server.URL)
 		s.Config.Deadlines.Orphan = 4 * time.Second
+		joinedBy(s)
 	})
 	w.Entry.Put(&orkv1.RackEntry{Id: "rights"})
 	w.serves()
 	defer w.end()
 
-	// An attempt whose image is not there, one that runs, and one that finds its
-	// job's disk in the name of another rack.
+	// A gang, an attempt whose image is not there, one that runs, and one that finds
+	// its job's disk in the name of another rack.
+	gang := id(t, "g")
+	w.claim(request("leak", id(t, "k"), gang, 1, "leak-gpu-00", "leak-gpu-01"))
+	w.until(gang, up1)
+	w.remove(gang)
+	w.gone(gang)
 	job, attempt := id(t, "j"), id(t, "a")
 	req := request("leak", job, attempt, 1)
 	req.Spec.Image.Reference = "images.example/does-not-exist:1"

@@ -98,10 +98,12 @@ func Build(s Setup) (*Worker, error) {
 		Changed: func(change cluster.Change) { engine.Touch(change) },
 	})
 	settings := c.settings(s.Network, s.Version)
+	settings.Overlay = c.Overlay.driver(client, s.Now)
 	book := claim.NewBook(func(claims []capacity.Claim) *capacity.Rack {
 		return capacity.Count(capacity.Input{
 			Nodes: view.Nodes(), Pods: view.Pods(), Claims: claims, Permitted: preflight.PermittedBy(kubeVirt(view)), Entry: entry.Get(),
-			GPUModels: c.GPUModels, Tolerations: settings.Tolerations, Fabric: c.Fabric.Devices, HostDevices: preflight.HostDevices(kubeVirt(view)),
+			GPUModels: c.GPUModels, Tolerations: settings.Tolerations, Fabric: c.Fabric.Devices, Overlay: c.Overlay.resource(),
+			HostDevices: preflight.HostDevices(kubeVirt(view)),
 		})
 	}, s.Now)
 
@@ -128,6 +130,7 @@ func Build(s Setup) (*Worker, error) {
 	target := preflight.Target{
 		Client: client, NodeSelector: c.NodeSelector, StorageClass: c.StorageClass, GPUModels: c.GPUModels,
 		Tolerations: settings.Tolerations, Fabric: c.Fabric.Devices, Skew: conn.Skew,
+		Overlay: settings.Overlay, OverlayResource: c.Overlay.resource(),
 	}
 	return &Worker{
 		Server: &api.Server{

@@ -44,8 +44,10 @@ type Input struct {
 	// Tolerations of the rack's virtual machines.
 	Tolerations []corev1.Toleration
 	// Fabric are the resources of InfiniBand adapters that the operator allows, the
-	// best first. HostDevices says whether KubeVirt's gate of that name is on.
+	// best first. Overlay is the resource of nodes that have the overlay's bridge, empty
+	// where there is no overlay. HostDevices says whether KubeVirt's gate of that name is on.
 	Fabric      []string
+	Overlay     string
 	HostDevices bool
 }
 
@@ -77,6 +79,8 @@ type Node struct {
 	Total, Free Need
 	FreePods    int64
 	Adapters    map[string]*Adapters // by resource
+	// Overlay: the bridge of the overlay is there.
+	Overlay bool
 }
 
 // Rack is the whole count.
@@ -87,8 +91,8 @@ type Rack struct {
 	Entry            *orkv1.RackEntry
 	// Simulated is true when there are nodes and every one is made up.
 	Simulated bool
-	// Fabrics are the adapters that join its nodes, the best first; Unjoined says
-	// why there are none.
+	// Fabrics are the adapters that join its nodes beside the overlay, the best first;
+	// Unjoined says why there are none.
 	Fabrics  []string
 	Unjoined string
 }
@@ -233,6 +237,8 @@ func countNode(node *corev1.Node, u *usage, classes classifier, in Input) *Node 
 		n.FreePods = max(0, q.Value()-u.pods)
 	}
 	n.countAdapters(node, u, in.Fabric)
+	bridges := node.Status.Capacity[corev1.ResourceName(in.Overlay)]
+	n.Overlay = in.Overlay != "" && bridges.Value() > 0
 	workload := node.Labels[label.GPUWorkload]
 	if workload == "container" || workload == "vm-vgpu" {
 		notes = append(notes, fmt.Sprintf("its GPUs are prepared for %q, not for passthrough", workload))

@@ -66,6 +66,9 @@ func (r *Rack) join(in Input) {
 	case len(in.Fabric) == 0:
 		r.Unjoined = "the rack's worker names no InfiniBand adapters (fabric.devices)"
 		return
+	case in.Overlay == "":
+		r.Unjoined = "the rack's worker names no overlay (overlay.driver): machines on the pod network do not reach each other"
+		return
 	case !in.Permitted.Known:
 		r.Unjoined = "KubeVirt has not said yet what it permits"
 		return
@@ -80,12 +83,12 @@ func (r *Rack) join(in Input) {
 		}
 		nodes := 0
 		for _, n := range r.Nodes {
-			if n.Adapters[resource] != nil && !n.Missing {
+			if n.joins(resource) {
 				nodes++
 			}
 		}
 		if nodes < 2 {
-			r.Unjoined = fmt.Sprintf("%d of %d nodes have %s: two are needed", nodes, len(r.Nodes), resource)
+			r.Unjoined = fmt.Sprintf("%d of %d nodes have both %s and %s: two are needed", nodes, len(r.Nodes), resource, in.Overlay)
 			continue
 		}
 		r.Fabrics = append(r.Fabrics, resource)
@@ -95,13 +98,18 @@ func (r *Rack) join(in Input) {
 	}
 }
 
+// joins says whether a node has these adapters and the overlay's bridge.
+func (n *Node) joins(resource string) bool {
+	return n.Adapters[resource] != nil && n.Overlay && !n.Missing
+}
+
 // Joins is the first kind of adapter that all of these nodes have; empty when there
 // is none.
 func (r *Rack) Joins(nodes []string) string {
 next:
 	for _, resource := range r.Fabrics {
 		for _, name := range nodes {
-			if n := r.Nodes[name]; n == nil || n.Adapters[resource] == nil {
+			if n := r.Nodes[name]; n == nil || !n.joins(resource) {
 				continue next
 			}
 		}

@@ -12,12 +12,15 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 )
 
-const cx7 = "nvidia.com/mlnx_cx7"
+const (
+	cx7    = "nvidia.com/mlnx_cx7"
+	bridge = "ovs-cni.network.kubevirt.io/br-lab"
+)
 
-// withAdapters gives a node so many InfiniBand adapters.
+// withAdapters gives a node so many InfiniBand adapters, and the bridge.
 func withAdapters(total, healthy int) func(*corev1.Node) {
 	return func(n *corev1.Node) {
-		for name, q := range amounts(cx7, total) {
+		for name, q := range amounts(cx7, total, bridge, "1k") {
 			n.Status.Capacity[name] = q
 		}
 		for name, q := range amounts(cx7, healthy) {
@@ -29,7 +32,7 @@ func withAdapters(total, healthy int) func(*corev1.Node) {
 func joined(change ...func(*Input)) *Rack {
 	in := Input{
 		Nodes: []*corev1.Node{gpuNode("a", withAdapters(8, 8)), gpuNode("b", withAdapters(8, 8)), gpuNode("c")}, Permitted: listed,
-		Entry: &orkv1.RackEntry{Id: "rk"}, Fabric: []string{"other/hca", cx7}, HostDevices: true,
+		Entry: &orkv1.RackEntry{Id: "rk"}, Fabric: []string{"other/hca", cx7}, HostDevices: true, Overlay: bridge,
 	}
 	for _, c := range change {
 		c(&in)
@@ -44,14 +47,16 @@ func TestNodesAreJoinedByAllowedAdaptersOnly(t *testing.T) {
 		t.Errorf("fabrics %v, %q", r.Fabrics, r.Unjoined)
 	}
 	for want, change := range map[string]func(*Input){
-		"fabric.devices":            func(in *Input) { in.Fabric = nil },
-		"gate HostDevices is off":   func(in *Input) { in.HostDevices = false },
-		"has not said yet":          func(in *Input) { in.Permitted = Permitted{} },
-		"does not permit other/hca": func(in *Input) { in.Fabric = []string{"other/hca"} },
-		"1 of 1 nodes have " + cx7:  func(in *Input) { in.Nodes = in.Nodes[:1] },
-		"does not permit " + cx7:    func(in *Input) { in.Permitted.Devices = slices.Clone(listed.Devices[:2]) },
-		"0 of 2 nodes have " + cx7:  func(in *Input) { in.Nodes = []*corev1.Node{gpuNode("a"), gpuNode("b")} },
-		"0 of 0 nodes have other/hca": func(in *Input) {
+		"fabric.devices":                func(in *Input) { in.Fabric = nil },
+		"overlay.driver":                func(in *Input) { in.Overlay = "" },
+		"both " + cx7 + " and other":    func(in *Input) { in.Overlay = "other/bridge" },
+		"gate HostDevices is off":       func(in *Input) { in.HostDevices = false },
+		"has not said yet":              func(in *Input) { in.Permitted = Permitted{} },
+		"does not permit other/hca":     func(in *Input) { in.Fabric = []string{"other/hca"} },
+		"1 of 1 nodes have both " + cx7: func(in *Input) { in.Nodes = in.Nodes[:1] },
+		"does not permit " + cx7:        func(in *Input) { in.Permitted.Devices = slices.Clone(listed.Devices[:2]) },
+		"0 of 2 nodes have both " + cx7: func(in *Input) { in.Nodes = []*corev1.Node{gpuNode("a"), gpuNode("b")} },
+		"0 of 0 nodes have both other/hca": func(in *Input) {
 			in.Nodes, in.Permitted, in.Fabric = nil, Permitted{Known: true, Any: true}, []string{"other/hca"}
 		},
 	} {

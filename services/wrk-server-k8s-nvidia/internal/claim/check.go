@@ -134,11 +134,12 @@ func unjoined(rack *capacity.Rack, rec *Record) Refusal {
 	if len(rec.Nodes) < 2 || rec.Adapter != "" {
 		return Refusal{}
 	}
-	why := rack.Unjoined
-	if why == "" {
-		why = fmt.Sprintf("its nodes have none of %s in common", strings.Join(rack.Fabrics, ", "))
+	if rack.Unjoined != "" {
+		return refuse(orkv1.Reason_REASON_NO_FABRIC, "a replica over %d nodes needs InfiniBand adapters and the overlay on each: %s", len(rec.Nodes), rack.Unjoined)
 	}
-	return refuse(orkv1.Reason_REASON_NO_FABRIC, "a replica over %d nodes needs InfiniBand adapters on each: %s", len(rec.Nodes), why)
+	// Other nodes of the rack would do.
+	return refuse(orkv1.Reason_REASON_CLAIM_REFUSED, "nodes %s have not both the overlay and one of %s in common",
+		strings.Join(rec.nodeNames(), ", "), strings.Join(rack.Fabrics, ", "))
 }
 
 func free(a *capacity.Adapters) int {

@@ -34,10 +34,11 @@ func TestAGangIsGrantedWholeWithItsAdaptersOrNothingOfIt(t *testing.T) {
 	nodes := []*corev1.Node{node("a"), node("b")}
 	for _, n := range nodes {
 		n.Status.Capacity[cx7] = resource.MustParse("3") // one map holds both amounts
+		n.Status.Capacity["bridge/br-lab"] = resource.MustParse("1k")
 	}
 	b := NewBook(func(claims []capacity.Claim) *capacity.Rack {
 		return capacity.Count(capacity.Input{
-			Nodes: nodes, Claims: claims, Entry: &orkv1.RackEntry{Id: "rk"}, Fabric: []string{cx7}, HostDevices: true,
+			Nodes: nodes, Claims: claims, Entry: &orkv1.RackEntry{Id: "rk"}, Fabric: []string{cx7}, HostDevices: true, Overlay: "bridge/br-lab",
 			Permitted: capacity.Permitted{Known: true, Devices: []capacity.Device{{Resource: "nvidia.com/" + model, PCI: "10DE:2330"}, {Resource: cx7, PCI: "15B3:1021"}}},
 		})
 	}, time.Now)
@@ -49,8 +50,12 @@ func TestAGangIsGrantedWholeWithItsAdaptersOrNothingOfIt(t *testing.T) {
 		}
 		return refused
 	}
-	if r := grant(gang("a-bare", 4, 0)); r.Reason != orkv1.Reason_REASON_NO_FABRIC {
-		t.Errorf("without adapters: %v", r)
+	if r := grant(gang("a-bare", 4, 0)); r.Reason != orkv1.Reason_REASON_CLAIM_REFUSED || !strings.Contains(r.Message, "a, b") {
+		t.Errorf("on nodes without adapters in a rack that has some: %v", r)
+	}
+	none := book(&orkv1.RackEntry{Id: "rk"}, nodes...)
+	if r, err := none.Grant(t.Context(), gang("a-bare", 4, 0), written); err != nil || r.Reason != orkv1.Reason_REASON_NO_FABRIC {
+		t.Errorf("in a rack without a fabric: %v, %v", r, err)
 	}
 	if r := grant(gang("a-one", 4, 2)); !r.OK() {
 		t.Fatalf("the first: %v", r)

@@ -15,6 +15,7 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/overlay"
 )
 
 // Keys of an anchor's data.
@@ -47,6 +48,8 @@ type Record struct {
 	SpecHash  string       `json:"spec_hash"`
 	// Adapter is the resource of the InfiniBand adapters that join several nodes.
 	Adapter string `json:"adapter,omitempty"`
+	// Overlay is the network of its own that joins several nodes.
+	Overlay *overlay.Plan `json:"overlay,omitempty"`
 	// Ports are the declared public ports.
 	Ports []RecordPort `json:"ports,omitempty"`
 	// Reach are addresses outside the cluster that its agent must reach
@@ -75,6 +78,14 @@ type RecordPort struct {
 // Shape is the machine's size.
 func (n RecordNode) Shape() capacity.Shape {
 	return capacity.Shape{GPUs: n.GPUs, CPUCores: n.CPUCores, MemoryBytes: n.MemoryBytes}
+}
+
+func (r *Record) nodeNames() []string {
+	out := make([]string, 0, len(r.Nodes))
+	for _, n := range r.Nodes {
+		out = append(out, n.Node)
+	}
+	return out
 }
 
 // Claim is what the record holds of its nodes.

@@ -52,6 +52,10 @@ func (e *Engine) Apply(ctx context.Context, req *workerv1.ApplyAttemptRequest) (
 		return claim.Refusal{}, err
 	}
 	refused, err := e.o.Book.Grant(ctx, rec, func(ctx context.Context) error { return e.writeAnchor(ctx, rec, seeds) })
+	var no *notGranted
+	if errors.As(err, &no) {
+		return no.refusal, nil
+	}
 	if err != nil {
 		var f *fault.Error
 		if errors.As(err, &f) {
@@ -120,12 +124,15 @@ func (e *Engine) writeSeeds(ctx context.Context, a *attempt) error {
 // writeAnchor makes the anchor and enters the attempt. It runs within the
 // serial section of the book.
 func (e *Engine) writeAnchor(ctx context.Context, rec *claim.Record, seeds []map[string][]byte) error {
+	if !e.o.Active() {
+		return errors.Join(e.writable(), claim.ErrNotWritten)
+	}
+	if err := e.allocate(ctx, rec); err != nil {
+		return errors.Join(err, claim.ErrNotWritten)
+	}
 	want, err := e.s.Anchor(rec)
 	if err != nil {
 		return errors.Join(err, claim.ErrNotWritten)
-	}
-	if !e.o.Active() {
-		return errors.Join(e.writable(), claim.ErrNotWritten)
 	}
 	callCtx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -224,7 +231,7 @@ func (e *Engine) record(req *workerv1.ApplyAttemptRequest) (*claim.Record, error
 		rec.Nodes = append(rec.Nodes, claim.RecordNode{Node: n.NodeName, GPUs: shape.GPUs, CPUCores: shape.CPUCores, MemoryBytes: shape.MemoryBytes})
 		rec.Reach = append(rec.Reach, reach(n.Seed.GetOrkAddresses(), n.Seed.GetBootstraps())...)
 	}
-	join(rack, rec)
+	e.s.join(rack, rec)
 	slices.Sort(rec.Reach)
 	rec.Reach = slices.Compact(rec.Reach)
 	return rec, nil
@@ -273,6 +280,9 @@ func (e *Engine) seeds(req *workerv1.ApplyAttemptRequest, rec *claim.Record) ([]
 		data, err := seed.Render(s, agent, s.Hostname)
 		if err != nil {
 			return nil, fault.Wrap(fault.TooLarge, err, "seed of node %d", k)
+		}
+		if rec.Overlay != nil {
+			data[seed.KeyNetworkData] = e.s.Overlay.Render(rec.Overlay, rec.AttemptID, k).NetworkData
 		}
 		out = append(out, data)
 	}

@@ -112,7 +112,7 @@ func (p *pass) look(ctx context.Context, making bool) {
 	}
 	ready := p.fail == nil && p.err == nil
 	if making && ready {
-		ready = p.did(keyPolicy, e.ensurePolicy(ctx, a), 0)
+		ready = p.did(keyPolicy, e.ensurePolicy(ctx, a), 0) && p.join(ctx)
 	}
 	for k := range a.rec.Nodes {
 		switch {

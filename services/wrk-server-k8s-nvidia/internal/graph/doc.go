@@ -7,6 +7,8 @@
 //	 +- NetworkPolicy <attempt>
 //	 +- Service <attempt>-n<k>-ports     where the job declares public ports
 //	 +- DataVolume <job>-r<i>-n<k>-root  belongs to the job, kept between attempts
+//	 +- NetworkAttachmentDefinition      several machines: their own network; no owner, since
+//	 |                                   it must stay while a machine is in it
 //	 +- VirtualMachineInstance <attempt>-n<k>
 //
 // An Engine works on one attempt at a time per id, level-triggered: it looks at

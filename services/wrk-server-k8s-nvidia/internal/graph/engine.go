@@ -91,6 +91,7 @@ type attempt struct {
 	seeds      []map[string][]byte     // rendered, until their Secrets exist
 	secrets    map[int]bool            // seen
 	policy     bool                    // seen
+	network    bool                    // of its own, seen
 	services   map[int]*corev1.Service // as last read
 	reached    []string                // the addresses that its policy lets through
 	tracks     map[string]*track

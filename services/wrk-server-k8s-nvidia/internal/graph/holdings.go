@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -88,6 +89,18 @@ func (e *Engine) Holdings(ctx context.Context) *workerv1.ListHoldingsResponse {
 			if err == nil {
 				for i := range l.Items {
 					add("NetworkPolicy", &l.Items[i], "", 0)
+				}
+			}
+			return err
+		}},
+		{"NetworkAttachmentDefinition", func(ctx context.Context) error {
+			l, err := e.o.Client.Networks.NetworkAttachmentDefinitions(ns).List(ctx, list)
+			if apierrors.IsNotFound(err) {
+				return nil // no Multus, no networks
+			}
+			if err == nil {
+				for i := range l.Items {
+					add("NetworkAttachmentDefinition", &l.Items[i], "", 0)
 				}
 			}
 			return err

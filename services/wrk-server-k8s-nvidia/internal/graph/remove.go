@@ -145,7 +145,7 @@ func (e *Engine) DeleteDisks(ctx context.Context, job string) error {
 	return nil
 }
 
-// sweep looks for machines, policies and Services of ours without an anchor. They are
+// sweep looks for machines, policies, Services and networks of ours without an anchor. They are
 // reported first, and removed only after a grace and when the anchor is
 // confirmed absent. Secrets cannot be listed: they follow their owner.
 func (e *Engine) sweep(ctx context.Context) {
@@ -201,6 +201,7 @@ func (e *Engine) sweep(ctx context.Context) {
 		}
 	}
 	e.sweepServices(ctx, consider)
+	e.sweepNetworks(ctx, consider)
 	e.mu.Lock()
 	for uid := range e.orphans {
 		if !seen[uid] {

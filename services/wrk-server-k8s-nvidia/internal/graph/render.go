@@ -213,7 +213,7 @@ func (s *Settings) VMI(rec *claim.Record, anchor types.UID, k int) *kubevirt.Vir
 	secret := &corev1.LocalObjectReference{Name: SecretName(rec.AttemptID, k)}
 	labels := s.attemptLabels(rec)
 	labels[label.Node] = strconv.Itoa(k)
-	return &kubevirt.VirtualMachineInstance{
+	vmi := &kubevirt.VirtualMachineInstance{
 		TypeMeta: metav1.TypeMeta{APIVersion: kubevirt.GroupVersion.String(), Kind: "VirtualMachineInstance"},
 		ObjectMeta: metav1.ObjectMeta{
 			Name: VMIName(rec.AttemptID, k), Labels: labels, Annotations: annotations(rec), OwnerReferences: owner(rec, anchor),
@@ -269,4 +269,6 @@ func (s *Settings) VMI(rec *claim.Record, anchor types.UID, k int) *kubevirt.Vir
 			},
 		},
 	}
+	s.place(rec, k, &vmi.Spec)
+	return vmi
 }

@@ -4,6 +4,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/overlay"
 )
 
 // Settings are the rack's own ways of making objects.
@@ -36,7 +38,9 @@ type Settings struct {
 	PortService corev1.ServiceType
 	// PortAddress is where users are told to find them; empty for what the cluster says.
 	PortAddress string
-	Deadlines   Deadlines
+	// Overlay joins the machines of attempts over several nodes.
+	Overlay   overlay.Driver
+	Deadlines Deadlines
 }
 
 // Deadlines bound how long a step may take. Each counts from when this process

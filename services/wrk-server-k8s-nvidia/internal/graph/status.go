@@ -30,6 +30,9 @@ func (e *Engine) bareStatus(a *attempt) *workerv1.AttemptStatus {
 			node.Graph = append(node.Graph,
 				&orkv1.GraphNode{Kind: "ConfigMap", Name: a.rec.AttemptID, State: anchorState(a), Since: timestamppb.New(a.rec.ClaimedAt)},
 				a.graphNode(now, "NetworkPolicy", a.rec.AttemptID, keyPolicy))
+			if a.rec.Overlay != nil {
+				node.Graph = append(node.Graph, a.graphNode(now, "NetworkAttachmentDefinition", a.rec.Overlay.Network, keyNetwork))
+			}
 		}
 		node.Graph = append(node.Graph,
 			a.graphNode(now, "Secret", SecretName(a.rec.AttemptID, k), keySecret(k)),

@@ -237,6 +237,9 @@ func (e *Engine) removeRest(ctx context.Context, a *attempt, now time.Time) (str
 	if left, err := e.removeServices(ctx, a, now); err != nil || left != "" {
 		return left, err
 	}
+	if left, err := e.removeNetwork(ctx, a, now); err != nil || left != "" {
+		return left, err
+	}
 	name := a.rec.AttemptID
 	policies := e.o.Client.Networking.NetworkPolicies(ns)
 	left, err := e.removeOne(ctx, a, "NetworkPolicy", name,

@@ -20,6 +20,7 @@ import (
 	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/capacity"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/cluster"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/overlay"
 )
 
 // Verdicts, short.
@@ -47,6 +48,10 @@ type Target struct {
 	Tolerations                []corev1.Toleration
 	// Fabric are the resources of InfiniBand adapters that the rack's worker names.
 	Fabric []string
+	// Overlay joins machines of several nodes; OverlayResource is the node resource of
+	// its bridge. Nil and empty where there is none.
+	Overlay         overlay.Driver
+	OverlayResource string
 	// Skew is how far the cluster's clock is ahead, false when it is not known.
 	Skew func() (time.Duration, bool)
 }
@@ -220,7 +225,7 @@ func (c *check) gpus(k *kubevirt.KubeVirt) {
 		c.failed("nodes", "pods", err)
 		return
 	}
-	in := capacity.Input{Permitted: PermittedBy(k), Entry: &orkv1.RackEntry{}, GPUModels: c.GPUModels, Tolerations: c.Tolerations, Fabric: c.Fabric, HostDevices: HostDevices(k)}
+	in := capacity.Input{Permitted: PermittedBy(k), Entry: &orkv1.RackEntry{}, GPUModels: c.GPUModels, Tolerations: c.Tolerations, Fabric: c.Fabric, Overlay: c.OverlayResource, HostDevices: HostDevices(k)}
 	for i := range nodes.Items {
 		in.Nodes = append(in.Nodes, &nodes.Items[i])
 	}
@@ -229,6 +234,7 @@ func (c *check) gpus(k *kubevirt.KubeVirt) {
 	}
 	c.permitted(in)
 	rack := capacity.Count(in)
+	c.overlay(in.Nodes)
 	c.fabric(rack)
 	names := make([]string, 0, len(rack.Nodes))
 	for name := range rack.Nodes {
