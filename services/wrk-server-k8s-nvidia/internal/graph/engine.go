@@ -96,6 +96,8 @@ type attempt struct {
 	reached    []string                // the addresses that its policy lets through
 	tracks     map[string]*track
 	deleting   time.Time // since when it is taken down, by our clock
+	// policyVersion is the resource version of its policy, as last written or read.
+	policyVersion string
 
 	status atomic.Pointer[workerv1.AttemptStatus]
 }

@@ -48,7 +48,7 @@ func (p *pass) explainEnd(ctx context.Context, vmi *kubevirt.VirtualMachineInsta
 	if err != nil {
 		return false, fmt.Errorf("list the pods of %s: %w", vmi.Name, err)
 	}
-	// A guest that ended by itself leaves its completed pod standing.
+	// A guest that ended or failed by itself leaves its pod standing.
 	removed := true
 	for i := range pods.Items {
 		removed = removed && pods.Items[i].DeletionTimestamp != nil
@@ -66,6 +66,10 @@ func (p *pass) explainEnd(ctx context.Context, vmi *kubevirt.VirtualMachineInsta
 		return true, nil
 	} else if since < eventPatience && neighbours(vmi, p.e.o.View.VMIs()) >= eventSize {
 		return false, nil
+	}
+	if removed {
+		end(orkv1.Reason_REASON_VM_REMOVED, "the pod of %s was deleted by somebody else, by force; %s", vmi.Name, o.Message)
+		return true, nil
 	}
 	words := o.Message
 	for i := range pods.Items {

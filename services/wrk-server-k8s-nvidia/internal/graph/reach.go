@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"slices"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -59,39 +60,62 @@ func (e *Engine) ensurePolicy(ctx context.Context, a *attempt) error {
 	rec.Reach = to
 	policies := e.o.Client.Networking.NetworkPolicies(e.o.Client.Namespace)
 	want := e.s.Policy(&rec, a.anchor, summary(pods))
-	_, err := policies.Create(ctx, want, strict)
+	found, err := policies.Create(ctx, want, strict)
 	if apierrors.IsAlreadyExists(err) {
-		var found *networkingv1.NetworkPolicy
 		if found, err = policies.Get(ctx, want.Name, metav1.GetOptions{}); err != nil {
 			return fmt.Errorf("read NetworkPolicy %s: %w", want.Name, err)
 		}
 		if err := a.belongs("NetworkPolicy", found); err != nil {
 			return err
 		}
-		if !apiequality.Semantic.DeepEqual(found.Spec.Egress, want.Spec.Egress) {
-			err = e.rewritePolicy(ctx, found.UID, want)
-		} else {
-			err = nil
+		if !apiequality.Semantic.DeepEqual(found.Spec, want.Spec) {
+			found, err = e.rewritePolicy(ctx, found.UID, want)
 		}
 	}
 	if err := creation("NetworkPolicy", want.Name, err); err != nil {
 		return err
 	}
-	a.policy, a.reached = true, to
+	a.policy, a.policyVersion, a.reached = true, found.ResourceVersion, to
 	return nil
 }
 
-func (e *Engine) rewritePolicy(ctx context.Context, uid types.UID, want *networkingv1.NetworkPolicy) error {
-	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"uid": uid}, "spec": map[string]any{"egress": want.Spec.Egress}})
+func (e *Engine) rewritePolicy(ctx context.Context, uid types.UID, want *networkingv1.NetworkPolicy) (*networkingv1.NetworkPolicy, error) {
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": uid},
+		{"op": "replace", "path": "/spec", "value": want.Spec},
+	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	_, err = e.o.Client.Networking.NetworkPolicies(e.o.Client.Namespace).Patch(ctx, want.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: label.Manager})
+	is, err := e.o.Client.Networking.NetworkPolicies(e.o.Client.Namespace).Patch(ctx, want.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: label.Manager})
 	switch {
 	case err == nil:
-		e.o.Log.Info("rewrote a network policy: the mesh has moved", "name", want.Name)
-	case apierrors.IsNotFound(err) || apierrors.IsConflict(err):
-		return fmt.Errorf("rewrite NetworkPolicy %s: it changed meanwhile: %v", want.Name, err) // no refusal: the next pass looks again
+		e.o.Log.Info("rewrote a network policy: the mesh has moved, or somebody else changed it", "name", want.Name)
+	case apierrors.IsNotFound(err) || apierrors.IsConflict(err) || apierrors.IsInvalid(err):
+		return nil, fmt.Errorf("rewrite NetworkPolicy %s: it changed meanwhile: %v", want.Name, err) // no refusal: the next pass looks again
 	}
-	return err
+	return is, err
+}
+
+// restorePolicies has policies made or rewritten again that somebody else removed
+// or changed, as the cluster's list of them says: without its policy a guest is not
+// isolated. Whatever changes between list and look is looked at again.
+func (e *Engine) restorePolicies(found []networkingv1.NetworkPolicy) {
+	versions := make(map[string]string, len(found))
+	for i := range found {
+		versions[found[i].Name] = found[i].ResourceVersion
+	}
+	e.mu.Lock()
+	all := maps.Clone(e.attempts)
+	e.mu.Unlock()
+	for id, a := range all {
+		if !a.mu.TryLock() {
+			continue // it is being looked at; the next list is soon
+		}
+		if a.policy && a.outcome == nil && (a.intent == nil || !a.intent.Delete) && versions[id] != a.policyVersion {
+			a.policy = false
+			e.queue.Add(id)
+		}
+		a.mu.Unlock()
+	}
 }

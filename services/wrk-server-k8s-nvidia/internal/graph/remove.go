@@ -193,6 +193,7 @@ func (e *Engine) sweep(ctx context.Context) {
 	})
 	cancel()
 	if err == nil {
+		e.restorePolicies(policies.Items)
 		for i := range policies.Items {
 			p := &policies.Items[i]
 			consider("NetworkPolicy", p.Name, p.Labels[label.Attempt], p.UID, p.DeletionTimestamp != nil, func(ctx context.Context) error {
