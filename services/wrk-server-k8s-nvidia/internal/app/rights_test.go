@@ -135,6 +135,21 @@ func TestEveryRightOfTheShippedRoleIsUsedAndNoOther(t *testing.T) {
 	}
 	w.remove(attempt)
 	w.gone(attempt)
+	// Somebody takes the DataVolume away and leaves what it filled: that must not
+	// keep the job for ever.
+	alone := metav1.DeletePropagationOrphan
+	if err := d.admin.CDI.DataVolumes(namespace).Delete(t.Context(), job+"-r0-n0-root", metav1.DeleteOptions{PropagationPolicy: &alone}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the volume is left without its DataVolume", func() string {
+		if _, ok := w.view.DataVolume(job + "-r0-n0-root"); ok {
+			return "the DataVolume is there"
+		}
+		if _, ok := w.view.Volume(job + "-r0-n0-root"); !ok {
+			t.Fatal("the volume went with its DataVolume")
+		}
+		return ""
+	})
 	w.insist("delete the disks", deleteDisks(w, job))
 	eventually(t, "nothing is left", func() string { return strings.Join(d.left(t, label.Job+"="+job), ", ") })
 

@@ -206,6 +206,9 @@ func (p *pass) lostDisk(ctx context.Context, k int, dv *cdi.DataVolume) bool {
 			}
 			return false // the view is behind, or nothing is known
 		}
+		if pvc, ok := p.e.o.View.Volume(name); ok && pvc.DeletionTimestamp == nil {
+			return false // the DataVolume alone was removed: what it filled is there
+		}
 	}
 	if dv != nil && dv.DeletionTimestamp == nil {
 		if pvc, ok := p.e.o.View.Volume(name); !ok || pvc.DeletionTimestamp == nil {

@@ -4,11 +4,13 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"slices"
 	"sort"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	cdi "kubevirt.io/containerized-data-importer-api/pkg/apis/core/v1beta1"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
@@ -141,6 +143,24 @@ func (e *Engine) DeleteDisks(ctx context.Context, job string) error {
 			return fault.Wrap(fault.Unavailable, err, "delete disk %s", dv.Name)
 		}
 		e.o.Log.Info("deleting a root disk", "job", job, "name", dv.Name)
+	}
+	return e.deleteBareVolumes(ctx, job, found.Items)
+}
+
+// deleteBareVolumes removes the volumes of root disks whose DataVolume was taken
+// from over them: nothing else would ever remove them, nor the job.
+func (e *Engine) deleteBareVolumes(ctx context.Context, job string, disks []cdi.DataVolume) error {
+	claims := e.o.Client.Core.PersistentVolumeClaims(e.o.Client.Namespace)
+	for _, pvc := range e.o.View.Volumes() {
+		m := diskName.FindStringSubmatch(pvc.Name)
+		if m == nil || m[1] != job || pvc.DeletionTimestamp != nil || pvc.Labels[label.Rack] != e.s.Rack || pvc.Labels[label.Network] != e.s.Network ||
+			slices.ContainsFunc(disks, func(dv cdi.DataVolume) bool { return dv.Name == pvc.Name }) {
+			continue
+		}
+		if err := claims.Delete(ctx, pvc.Name, exactly(pvc.UID)); err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+			return fault.Wrap(fault.Unavailable, err, "delete the volume of disk %s", pvc.Name)
+		}
+		e.o.Log.Info("deleting the volume of a root disk without a DataVolume", "job", job, "name", pvc.Name)
 	}
 	return nil
 }

@@ -38,7 +38,7 @@ var Rights = []Right{
 	{"storage.k8s.io", "storageclasses", []string{"list"}, true},
 	{"kubevirt.io", "virtualmachineinstances", []string{"get", "list", "watch", "create", "delete"}, false},
 	{"cdi.kubevirt.io", "datavolumes", []string{"get", "list", "watch", "create", "patch", "delete"}, false},
-	{"", "persistentvolumeclaims", []string{"list", "watch"}, false},
+	{"", "persistentvolumeclaims", []string{"list", "watch", "delete"}, false},
 	{"", "configmaps", []string{"get", "list", "watch", "create", "patch", "delete"}, false},
 	{"", "secrets", []string{"get", "create", "delete"}, false},
 	{"networking.k8s.io", "networkpolicies", []string{"get", "list", "create", "patch", "delete"}, false},
