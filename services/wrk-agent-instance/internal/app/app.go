@@ -100,8 +100,10 @@ func (i *Instance) serve(ctx context.Context, s *mesh.Stream) {
 	}
 }
 
-// Run checks the GPUs, becomes ready and runs the start script beside.
+// Run mounts the volumes, checks the GPUs, becomes ready and runs the start script
+// beside.
 func (i *Instance) Run(ctx context.Context) error {
+	i.mountVolumes(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
 	tasks.Go(func() { i.startScript(ctx) })
