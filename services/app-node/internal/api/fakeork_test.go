@@ -52,6 +52,7 @@ func (f *fakeOrk) register(to grpc.ServiceRegistrar) {
 	orkv1.RegisterEndpointsServer(to, f)
 	orkv1.RegisterRevocationsServer(to, f)
 	orkv1.RegisterQuotasServer(to, f)
+	orkv1.RegisterVolumesServer(to, &fakeVolumes{ork: f})
 }
 
 func (f *fakeOrk) PutGrantFloors(_ context.Context, r *orkv1.PutGrantFloorsRequest) (*orkv1.PutGrantFloorsResponse, error) {

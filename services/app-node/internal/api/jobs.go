@@ -46,6 +46,7 @@ type JobRequest struct {
 	CUDA                 string            `json:"cuda,omitempty" maxLength:"64" doc:"CUDA release that the image must have, like CUDA 12.8"`
 	Alerts               Alerts            `json:"alerts,omitempty"`
 	Ports                []Port            `json:"ports,omitempty" doc:"Ports of the VM to open to the outside; none when left out; for GPU containers"`
+	Volumes              []VolumeMount     `json:"volumes,omitempty" doc:"Volumes of the project to attach; for GPU containers"`
 }
 
 // Alerts say what is worth a condition and an event of its own.
@@ -157,7 +158,7 @@ func (s *Server) spec(ctx context.Context, r JobRequest) (*orkv1.JobSpec, []faul
 		Image:       &orkv1.Image{Name: resolved.Image.Name, Reference: resolved.Image.Reference, DefaultUser: resolved.Image.DefaultUser},
 		Environment: r.Environment, StartScript: r.StartScript, SshAuthorizedKeys: r.SSHAuthorizedKeys, CostLimitCents: r.CostLimitCents,
 		MaxDuration: seconds(r.MaxDurationSeconds), IdleStop: seconds(r.IdleStopSeconds), Cuda: r.CUDA,
-		Placement: placements[r.Placement], Priority: r.Priority, Ports: wirePorts(r.Ports),
+		Placement: placements[r.Placement], Priority: r.Priority, Ports: wirePorts(r.Ports), Volumes: wireMounts(r.Volumes),
 	}
 	if r.Alerts != (Alerts{}) {
 		spec.Alerts = &orkv1.Alerts{CostPercent: r.Alerts.CostPercent, QueuedAfter: seconds(r.Alerts.QueuedAfterSeconds), UnreachableAfter: seconds(r.Alerts.UnreachableAfterSeconds)}

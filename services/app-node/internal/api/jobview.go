@@ -45,6 +45,7 @@ type Job struct {
 	Priority             int32             `json:"priority"`
 	Alerts               Alerts            `json:"alerts"`
 	Ports                []Port            `json:"ports" doc:"Declared; where they are reached stands with the nodes of the attempt"`
+	Volumes              []AttachedVolume  `json:"volumes" doc:"What is attached now, by name"`
 	PriceCents           *uint64           `json:"price_cents_per_gpu_hour" doc:"null when it was not known at create"`
 	Currency             string            `json:"currency"`
 	CostCents            uint64            `json:"cost_cents" doc:"What its GPUs have cost so far, from claim until the cluster held nothing of it"`
@@ -165,7 +166,7 @@ func (s *Server) job(j *orkv1.Job) Job {
 		Environment: maps.Clone(spec.GetEnvironment()), StartScript: spec.GetStartScript(), SSHAuthorizedKeys: texts(spec.GetSshAuthorizedKeys()),
 		MaxDurationSeconds: int64(spec.GetMaxDuration().AsDuration() / time.Second), CostLimitCents: spec.GetCostLimitCents(),
 		IdleStopSeconds: int64(spec.GetIdleStop().AsDuration() / time.Second), CUDA: spec.GetCuda(),
-		Placement: placementName(spec.GetPlacement()), Priority: spec.GetPriority(), Ports: ports(spec.GetPorts()),
+		Placement: placementName(spec.GetPlacement()), Priority: spec.GetPriority(), Ports: ports(spec.GetPorts()), Volumes: attachedVolumes(j.GetVolumes()),
 		Alerts: Alerts{CostPercent: spec.GetAlerts().GetCostPercent(), QueuedAfterSeconds: int64(spec.GetAlerts().GetQueuedAfter().AsDuration() / time.Second),
 			UnreachableAfterSeconds: int64(spec.GetAlerts().GetUnreachableAfter().AsDuration() / time.Second)},
 		Currency: j.GetPrice().GetCurrency(), CostCents: j.GetCostCents(),

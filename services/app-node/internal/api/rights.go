@@ -19,6 +19,9 @@ const (
 	// JobsRead and JobsWrite are about jobs of the caller's projects.
 	JobsRead  Right = "jobs:read"
 	JobsWrite Right = "jobs:write"
+	// VolumesRead and VolumesWrite are about volumes of the caller's projects.
+	VolumesRead  Right = "volumes:read"
+	VolumesWrite Right = "volumes:write"
 	// KeysRead and KeysWrite are about the caller's own API keys.
 	KeysRead  Right = "keys:read"
 	KeysWrite Right = "keys:write"
@@ -30,7 +33,7 @@ const (
 const Extension = "x-cosmicac-right"
 
 // memberRights is what everybody with a live token may do; an administrator may all.
-var memberRights = []Right{Authenticated, JobsRead, JobsWrite, KeysRead, KeysWrite}
+var memberRights = []Right{Authenticated, JobsRead, JobsWrite, VolumesRead, VolumesWrite, KeysRead, KeysWrite}
 
 // known lists every right, so that a misspelt one is refused and not granted.
 var known = append([]Right{Public, Admin}, memberRights...)

@@ -58,6 +58,13 @@ func (s *Server) routes() {
 	add(s, route{"GET", "/jobs/{id}/history", "list-job-history", JobsRead, "", 200, "Jobs", "A job's transitions, oldest first"}, s.jobHistory)
 	add(s, route{"POST", "/jobs/{id}/grants", "create-grant", JobsWrite, "grant.create", 201, "Jobs", "Get a signed grant to reach a job's agent"}, s.createGrant)
 
+	add(s, route{"POST", "/volumes", "create-volume", VolumesWrite, "volume.create", 201, "Volumes", "Make a volume: a disk in one rack that outlives jobs"}, s.createVolume)
+	add(s, route{"GET", "/volumes", "list-volumes", VolumesRead, "", 200, "Volumes", "List volumes, oldest first"}, s.listVolumes)
+	add(s, route{"GET", "/volumes/{id}", "get-volume", VolumesRead, "", 200, "Volumes", "Read a volume"}, s.getVolume)
+	add(s, route{"POST", "/volumes/{id}/attach", "attach-volume", VolumesWrite, "volume.attach", 200, "Volumes", "Give a stopped job a volume from its next start on"}, s.attachVolume)
+	add(s, route{"POST", "/volumes/{id}/detach", "detach-volume", VolumesWrite, "volume.detach", 200, "Volumes", "Take a volume from a stopped job"}, s.detachVolume)
+	add(s, route{"DELETE", "/volumes/{id}", "delete-volume", VolumesWrite, "volume.delete", 202, "Volumes", "Remove a volume with all that is on it; refused while a job has it"}, s.deleteVolume)
+
 	add(s, route{"GET", "/racks", "list-racks", Authenticated, "", 200, "Capacity", "List racks with nodes and GPUs"}, s.listRacks)
 	add(s, route{"PUT", "/racks/{id}", "put-rack", Admin, "rack.put", 200, "Capacity", "Make or change a rack's entry"}, s.putRack)
 	add(s, route{"POST", "/racks/{id}/cordon", "cordon-rack", Admin, "rack.cordon", 200, "Capacity", "Stop or resume new work on a rack"}, s.cordonRack)

@@ -31,6 +31,7 @@ type leak struct {
 type recorded struct {
 	jobs     map[string]bool
 	attempts map[string]*orkv1.Attempt
+	volumes  map[string]*orkv1.Volume
 }
 
 func (e *environment) leaksCommand() *cobra.Command {
@@ -137,10 +138,17 @@ func findLeaks(ctx context.Context, node *mesh.Node) ([]leak, error) {
 }
 
 func readRecords(ctx context.Context, node *mesh.Node) (recorded, error) {
-	out := recorded{map[string]bool{}, map[string]*orkv1.Attempt{}}
+	out := recorded{map[string]bool{}, map[string]*orkv1.Attempt{}, map[string]*orkv1.Volume{}}
 	p, _, err := onePeer(node.Network(), "ork")
 	if err != nil {
 		return out, err
+	}
+	volumes, err := orkv1.NewVolumesClient(node.Client(p)).ListVolumes(ctx, &orkv1.ListVolumesRequest{})
+	if err = fault.FromGRPC(err); err != nil && fault.KindOf(err) != fault.Unsupported { // an older one has none
+		return out, fault.Wrap(fault.KindOf(err), err, "ask the orchestrator for its volumes")
+	}
+	for _, v := range volumes.GetVolumes() {
+		out.volumes[v.GetId()] = v
 	}
 	jobs, token := orkv1.NewJobsClient(node.Client(p)), ""
 	for {
@@ -166,7 +174,7 @@ func readRecords(ctx context.Context, node *mesh.Node) (recorded, error) {
 // answer is sorted as the racks' answers are.
 func compare(rec recorded, racks []*workerv1.ListHoldingsResponse) []leak {
 	var out []leak
-	claimed, seen, looked := map[string]bool{}, map[string]bool{}, map[string]bool{}
+	claimed, seen, looked, volumes := map[string]bool{}, map[string]bool{}, map[string]bool{}, map[string]bool{}
 	for _, r := range racks {
 		looked[r.GetRackId()] = !r.GetTruncated()
 		anchors := map[string]bool{}
@@ -177,6 +185,7 @@ func compare(rec recorded, racks []*workerv1.ListHoldingsResponse) []leak {
 			case "Claim":
 				claimed[h.GetAttemptId()] = true
 			}
+			volumes[h.GetVolumeId()] = true
 		}
 		for _, kind := range r.GetUnread() {
 			out = append(out, leak{Rack: r.GetRackId(), Kind: "Rack", Name: r.GetRackId(), What: "could not be listed: " + kind})
@@ -204,12 +213,25 @@ func compare(rec recorded, racks []*workerv1.ListHoldingsResponse) []leak {
 			out = append(out, leak{Rack: a.GetRackId(), Kind: "Record", Name: id, Attempt: id, What: "the record says that it holds GPUs, its rack's worker has no claim of it"})
 		}
 	}
+	for _, id := range slices.Sorted(maps.Keys(rec.volumes)) {
+		v := rec.volumes[id]
+		if v.GetState() == orkv1.VolumeState_VOLUME_STATE_READY && looked[v.GetRackId()] && !volumes[id] {
+			out = append(out, leak{Rack: v.GetRackId(), Kind: "Record", Name: id, What: fmt.Sprintf("the record says that volume %s is ready, the cluster does not hold it", v.GetName())})
+		}
+	}
 	return out
 }
 
 // explain says what is wrong with one holding; empty when nothing is.
 func explain(rec recorded, anchors map[string]bool, complete bool, h *workerv1.Holding) string {
 	id := h.GetAttemptId()
+	if volume := h.GetVolumeId(); volume != "" {
+		// One that the records know is no leak, whatever its state: it outlives jobs.
+		if rec.volumes[volume] == nil {
+			return fmt.Sprintf("no record of volume %q: what is on it is nobody's", volume)
+		}
+		return ""
+	}
 	if id == "" {
 		if job := h.GetJobId(); !rec.jobs[job] {
 			return fmt.Sprintf("no record of job %q", job)

@@ -27,7 +27,7 @@ func TestLeaksAreWhatNoRecordExplains(t *testing.T) {
 	gone := live("a-1", "us")
 	gone.Gone = true
 	rec := func(attempts ...*orkv1.Attempt) recorded {
-		r := recorded{map[string]bool{"j-1": true}, map[string]*orkv1.Attempt{}}
+		r := recorded{jobs: map[string]bool{"j-1": true}, attempts: map[string]*orkv1.Attempt{}}
 		for _, a := range attempts {
 			r.attempts[a.Id] = a
 		}

@@ -34,7 +34,7 @@ func helpOnly(cmd *cobra.Command, _ []string) error { return cmd.Help() }
 func (e *environment) jobsCreateCommand() *cobra.Command {
 	var f struct {
 		file, kind, name, location, gpu, image, model, runtime, script, key string
-		tags, env, engineArgs, ports                                        []string
+		tags, env, engineArgs, ports, volumes                               []string
 		gpus, cpus, memory, disk, replicas                                  int
 		cuda, placement                                                     string
 		priority                                                            int
@@ -70,6 +70,7 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 	fl.BoolVar(&f.anonymous, "no-authorization", false, "serve this endpoint's exact URL without an API key")
 	fl.StringArrayVar(&f.env, "env", nil, "NAME=VALUE for the start-up script; may be repeated")
 	fl.StringArrayVar(&f.ports, "port", nil, "a port to open to the outside, as 8080/tcp, 53/udp or web=443/tcp; may be repeated (GPU Container Jobs)")
+	fl.StringArrayVar(&f.volumes, "volume", nil, "a volume to attach, as data or data:ro to read only; may be repeated (GPU Container Jobs)")
 	fl.StringVar(&f.script, "start-script", "", "file with a start-up script")
 	fl.DurationVar(&f.maxDuration, "max-duration", 0, "stop after running this long")
 	fl.Uint64Var(&f.costLimit, "cost-limit-cents", 0, "stop when its GPUs have cost this much, in hundredths of the price list's currency")
@@ -139,6 +140,11 @@ func (e *environment) jobsCreateCommand() *cobra.Command {
 		}
 		if fl.Changed("port") {
 			if body["ports"], err = readPorts(f.ports); err != nil {
+				return err
+			}
+		}
+		if fl.Changed("volume") {
+			if body["volumes"], err = readMounts(f.volumes); err != nil {
 				return err
 			}
 		}
@@ -344,6 +350,9 @@ func (e *environment) printJob(j *client.Job) error {
 			}
 		}
 		portRows(t, j)
+		for _, v := range j.Volumes {
+			t.row("volume "+v.Name, v.ID+" at "+v.Path+readOnlyWords(v.ReadOnly))
+		}
 		if j.Price != nil {
 			t.row("cost", fmt.Sprintf("%s so far, at %s for a GPU and hour%s", money(j.CostCents, j.Currency), money(*j.Price, j.Currency), limitWords(j)))
 		}

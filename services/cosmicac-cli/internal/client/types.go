@@ -25,6 +25,7 @@ type Job struct {
 	IdleStopSeconds      int64             `json:"idle_stop_seconds"`
 	CUDA                 string            `json:"cuda"`
 	Ports                []Port            `json:"ports"`
+	Volumes              []AttachedVolume  `json:"volumes"`
 	Price                *uint64           `json:"price_cents_per_gpu_hour"`
 	Currency             string            `json:"currency"`
 	CostCents            uint64            `json:"cost_cents"`
@@ -97,6 +98,36 @@ type Port struct {
 	Port     uint32 `json:"port"`
 	Protocol string `json:"protocol,omitempty"`
 	Name     string `json:"name,omitempty"`
+}
+
+// AttachedVolume is a volume as a job has it.
+type AttachedVolume struct {
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"read_only"`
+	Path     string `json:"path"`
+}
+
+// Volume is a disk of a project in one rack that outlives jobs.
+type Volume struct {
+	ID           string `json:"id"`
+	Name         string `json:"name"`
+	ProjectID    string `json:"project_id"`
+	UserID       string `json:"user_id"`
+	RackID       string `json:"rack_id"`
+	Location     string `json:"location"`
+	SizeGiB      uint32 `json:"size_gib"`
+	StorageClass string `json:"storage_class"`
+	Shared       bool   `json:"shared"`
+	State        string `json:"state"`
+	Message      string `json:"message"`
+	Attachments  []struct {
+		JobID    string `json:"job_id"`
+		JobName  string `json:"job_name"`
+		JobState string `json:"job_state"`
+		ReadOnly bool   `json:"read_only"`
+	} `json:"attachments"`
+	CreatedAt time.Time `json:"created_at"`
 }
 
 // GraphNode is one cluster object of an attempt.
