@@ -35,6 +35,7 @@ type Machine struct {
 	Unit     *cloudinit.Unit `json:"unit,omitempty"` // nil: the machine only sleeps
 	Disk     string          `json:"disk,omitempty"` // id of the root disk, which outlives the machine; empty for none
 	AgentDir string          `json:"agentDir,omitempty"`
+	Volumes  []Volume        `json:"volumes,omitempty"`
 	Binds    []string        `json:"binds,omitempty"`
 	Isolated bool            `json:"isolated"`
 	Played   bool            `json:"played,omitempty"` // has no process
@@ -196,6 +197,9 @@ func (r *Runtime) Start(m Machine) error {
 	}
 	if err := r.makeRoot(m); err != nil {
 		return fmt.Errorf("make the root of vm %s: %w", m.Name, err)
+	}
+	if err := r.makeVolumes(&m); err != nil {
+		return fmt.Errorf("make the volumes of vm %s: %w", m.Name, err)
 	}
 	if err := writeJSON(filepath.Join(dir, specFile), m); err != nil {
 		return err

@@ -165,6 +165,9 @@ func enterRoot(root string, m Machine) error {
 			return err
 		}
 	}
+	if err := bindVolumes(root, m); err != nil {
+		return err
+	}
 	for _, d := range []string{"dev", "sys", "proc", ".host"} {
 		if err := os.MkdirAll(in(d), 0o755); err != nil {
 			return err

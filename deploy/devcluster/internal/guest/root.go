@@ -98,6 +98,11 @@ func prepareRoot(dir string, m Machine, log hclog.Logger) error {
 	if err := prepareUsers(root, m.User); err != nil {
 		return err
 	}
+	if !m.Isolated {
+		if err := linkVolumes(root, m); err != nil {
+			return fmt.Errorf("show the volumes: %w", err)
+		}
+	}
 	for _, f := range m.Files {
 		if err := writeSeedFile(root, f, log); err != nil {
 			return fmt.Errorf("write %s of the seed: %w", f.Path, err)

@@ -207,6 +207,10 @@ func (v *vmis) boot(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance)
 		}
 		m.Unit = &u
 	}
+	disks := map[string]kubevirtv1.Disk{}
+	for _, d := range vmi.Spec.Domain.Devices.Disks {
+		disks[d.Name] = d
+	}
 	for _, vol := range vmi.Spec.Volumes {
 		if vol.Name == agentVolume && vol.ContainerDisk != nil {
 			if v.options.AgentDir == "" {
@@ -214,12 +218,18 @@ func (v *vmis) boot(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance)
 			}
 			m.AgentDir = v.options.AgentDir
 		}
-		if claim := claimOf(vol); claim != "" && m.Disk == "" {
+		// The first disk is the root disk; another is seen by its serial.
+		if claim := claimOf(vol); claim != "" && (m.Disk == "" || disks[vol.Name].Serial != "") {
 			pvc := &corev1.PersistentVolumeClaim{}
 			if err := v.Get(ctx, types.NamespacedName{Namespace: vmi.Namespace, Name: claim}, pvc); err != nil {
-				return fmt.Errorf("find the root disk: %w", err)
+				return fmt.Errorf("find the disk %s: %w", vol.Name, err)
 			}
-			m.Disk = filepath.Base(string(pvc.UID))
+			if m.Disk == "" {
+				m.Disk = filepath.Base(string(pvc.UID))
+				continue
+			}
+			d := disks[vol.Name]
+			m.Volumes = append(m.Volumes, guest.Volume{Disk: filepath.Base(string(pvc.UID)), Name: d.Serial, ReadOnly: d.Disk != nil && d.Disk.ReadOnly})
 		}
 	}
 	return v.machines.Start(m)

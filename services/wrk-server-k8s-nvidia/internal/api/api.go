@@ -20,6 +20,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/graph"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/report"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/tenure"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/volume"
 )
 
 // Entry holds the operator's rack entry. Its zero value holds none. Safe for
@@ -42,10 +43,12 @@ type Server struct {
 	workerv1.UnimplementedRackServer
 	RackID string
 	Engine *graph.Engine
-	Hub    *report.Hub
-	Entry  *Entry
-	Tenure *tenure.Tenure
-	Log    hclog.Logger
+	// Volumes makes and removes what outlives attempts.
+	Volumes *volume.Keeper
+	Hub     *report.Hub
+	Entry   *Entry
+	Tenure  *tenure.Tenure
+	Log     hclog.Logger
 	// Check runs the readiness check of the cluster.
 	Check func(context.Context) []*workerv1.CheckFinding
 	// Answers counts answers of ApplyAttempt by their reason; may be nil.

@@ -54,7 +54,8 @@ var pools = map[string]string{
 	"drain": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "reject": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"leak": "nodes=2,gpus=4,hostdev=nvidia.com/mlnx_cx7,hostdevs=2,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB", "check": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"fault": "nodes=7,gpus=5,resource=nvidia.com/GH100_H100_SXM5_80GB", "wait": "nodes=2,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
-	"race": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "fabric": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"volume": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"race":   "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "fabric": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"overlay": "nodes=4,gpus=2,hostdev=nvidia.com/mlnx_cx7,hostdevs=2,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"ports":   "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
@@ -121,12 +122,15 @@ func repository() (string, error) {
 	return "", fmt.Errorf("no go.work above: %w", os.ErrNotExist)
 }
 
-// agentScript plays both agents: it leaves a mark beside its seed, and powers
+// agentScript plays both agents: it leaves a mark beside its seed and on each volume, and powers
 // its machine off where the seed's script says so.
 const agentScript = `#!/bin/sh
 seed=$2
 attempt=$(sed -n 's/.*"attempt_id":"\([^"]*\)".*/\1/p' "$seed")
 echo "$0" > "$(dirname "$seed")/ran-$attempt"
+for v in "$(dirname "$seed")"/../../volumes/*/; do
+	[ -d "$v" ] && echo "$attempt" >>"$v/log"
+done
 if grep -q '"start_script":"poweroff"' "$seed" && tr '\0' ' ' </proc/1/cmdline | grep -q vm-init; then
 	kill -38 1
 fi

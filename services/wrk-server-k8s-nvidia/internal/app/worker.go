@@ -18,6 +18,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/preflight"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/report"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/tenure"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/volume"
 )
 
 // Setup is what a Worker is made of.
@@ -121,9 +122,13 @@ func Build(s Setup) (*Worker, error) {
 			s.Health.Raise(health.CleanupPending, fmt.Sprint(len(attempts)), attempts[0])
 		},
 	})
+	volumes := volume.New(volume.Options{
+		Client: client, View: view, Rack: c.Rack.ID, Network: s.Network, StorageClass: c.StorageClass, VolumeMode: c.VolumeMode,
+		Writable: engine.Writable, Users: engine.VolumeUsers, Log: s.Log.Named("volumes"),
+	})
 	hub = report.NewHub(report.Sources{
 		RackID: c.Rack.ID, Version: s.Version, Synced: func() bool { return view.Synced() && engine.Loaded() },
-		Rack: book.Rack, Statuses: engine.Statuses, DiskJobs: engine.DiskJobs, Fault: conn.Fault,
+		Rack: book.Rack, Statuses: engine.Statuses, DiskJobs: engine.DiskJobs, Volumes: volumes.Statuses, Fault: conn.Fault,
 	})
 	s.Metrics.MustRegister(report.NewMetrics(hub, hold.Held))
 
@@ -134,7 +139,7 @@ func Build(s Setup) (*Worker, error) {
 	}
 	return &Worker{
 		Server: &api.Server{
-			RackID: c.Rack.ID, Engine: engine, Hub: hub, Entry: entry, Tenure: hold, Log: s.Log.Named("api"), Answers: api.NewAnswers(s.Metrics),
+			RackID: c.Rack.ID, Engine: engine, Volumes: volumes, Hub: hub, Entry: entry, Tenure: hold, Log: s.Log.Named("api"), Answers: api.NewAnswers(s.Metrics),
 			Check: func(ctx context.Context) []*workerv1.CheckFinding { return preflight.Check(ctx, target) },
 		},
 		Entry: entry, Tenure: hold, Hub: hub, client: client, view: view,

@@ -52,10 +52,19 @@ type Record struct {
 	Overlay *overlay.Plan `json:"overlay,omitempty"`
 	// Ports are the declared public ports.
 	Ports []RecordPort `json:"ports,omitempty"`
+	// Volumes are disks that outlive the job.
+	Volumes []RecordVolume `json:"volumes,omitempty"`
 	// Reach are addresses outside the cluster that its agent must reach
 	// whatever the network policy denies, as IP addresses.
 	Reach     []string  `json:"reach,omitempty"`
 	ClaimedAt time.Time `json:"claimed_at"`
+}
+
+// RecordVolume is a volume of the record's one machine.
+type RecordVolume struct {
+	ID       string `json:"id"`
+	Name     string `json:"name"`
+	ReadOnly bool   `json:"read_only,omitempty"`
 }
 
 // RecordNode is one virtual machine of the record.

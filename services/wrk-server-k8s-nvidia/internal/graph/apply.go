@@ -51,6 +51,9 @@ func (e *Engine) Apply(ctx context.Context, req *workerv1.ApplyAttemptRequest) (
 	if err != nil {
 		return claim.Refusal{}, err
 	}
+	if refused := e.volumesTaken(rec); !refused.OK() {
+		return refused, nil
+	}
 	refused, err := e.o.Book.Grant(ctx, rec, func(ctx context.Context) error { return e.writeAnchor(ctx, rec, seeds) })
 	var no *notGranted
 	if errors.As(err, &no) {
@@ -202,6 +205,8 @@ func (e *Engine) record(req *workerv1.ApplyAttemptRequest) (*claim.Record, error
 	}
 	ports, wrong := recordPorts(spec.GetPorts())
 	bad = append(bad, wrong...)
+	attached, wrong := recordVolumes(req.Volumes, len(req.Nodes))
+	bad = append(bad, wrong...)
 	if len(bad) > 0 {
 		return nil, fault.New(fault.Invalid, "the attempt cannot be recorded").With(bad...)
 	}
@@ -212,7 +217,7 @@ func (e *Engine) record(req *workerv1.ApplyAttemptRequest) (*claim.Record, error
 	rec := &claim.Record{
 		Version: 1, AttemptID: req.AttemptId, JobID: req.JobId, ReplicaID: req.ReplicaId, ProjectID: req.ProjectId,
 		ReplicaIndex: req.ReplicaIndex, AttemptNumber: req.AttemptNumber, JobName: spec.GetName(), SpecHash: hash,
-		Image: e.image(spec), Ports: ports, ClaimedAt: e.o.Now().UTC(),
+		Image: e.image(spec), Ports: ports, Volumes: attached, ClaimedAt: e.o.Now().UTC(),
 	}
 	disk := spec.GetDiskGib()
 	if disk == 0 {

@@ -145,6 +145,7 @@ func (p *pass) look(ctx context.Context, making bool) {
 		p.found.disks[k] = f
 		ready = ready && f.usable
 	}
+	ready = p.volumes(ctx) && ready
 	for k := range a.rec.Nodes {
 		vmi := p.vmis[k]
 		if vmi == nil {

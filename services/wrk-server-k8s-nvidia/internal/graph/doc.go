@@ -9,7 +9,8 @@
 //	 +- DataVolume <job>-r<i>-n<k>-root  belongs to the job, kept between attempts
 //	 +- NetworkAttachmentDefinition      several machines: their own network; no owner, since
 //	 |                                   it must stay while a machine is in it
-//	 +- VirtualMachineInstance <attempt>-n<k>
+//	 +- VirtualMachineInstance <attempt>-n<k>, with the job's volumes, which package volume
+//	                                     makes and removes
 //
 // An Engine works on one attempt at a time per id, level-triggered: it looks at
 // what the cluster shows and does the next thing, so it can be killed anywhere

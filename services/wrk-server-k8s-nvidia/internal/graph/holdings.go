@@ -30,7 +30,7 @@ func (e *Engine) Holdings(ctx context.Context) *workerv1.ListHoldingsResponse {
 	add := func(kind string, o metav1.Object, node string, gpus int) {
 		l := o.GetLabels()
 		out.Holdings = append(out.Holdings, &workerv1.Holding{
-			Kind: kind, Name: o.GetName(), RackId: l[label.Rack], JobId: l[label.Job], AttemptId: l[label.Attempt], NodeName: node, GpuCount: uint32(gpus),
+			Kind: kind, Name: o.GetName(), RackId: l[label.Rack], JobId: l[label.Job], AttemptId: l[label.Attempt], VolumeId: l[label.Volume], NodeName: node, GpuCount: uint32(gpus),
 			Deleting: o.GetDeletionTimestamp() != nil, CreatedAt: timestamppb.New(o.GetCreationTimestamp().Time),
 		})
 	}

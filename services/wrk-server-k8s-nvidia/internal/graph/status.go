@@ -38,6 +38,7 @@ func (e *Engine) bareStatus(a *attempt) *workerv1.AttemptStatus {
 			a.graphNode(now, "Secret", SecretName(a.rec.AttemptID, k), keySecret(k)),
 			a.graphNode(now, "DataVolume", DiskName(a.rec.JobID, a.rec.ReplicaIndex, k), keyDisk(k)),
 			a.graphNode(now, "VirtualMachineInstance", name, keyVMI(k)))
+		node.Graph = append(node.Graph, a.volumeNodes(e)...)
 		if len(a.rec.Ports) > 0 {
 			node.Graph = append(node.Graph, a.graphNode(now, "Service", ServiceName(a.rec.AttemptID, k), keyService(k)))
 			node.Ports = e.portAddresses(a, k)

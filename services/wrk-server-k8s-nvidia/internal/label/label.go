@@ -21,6 +21,8 @@ const (
 	Project   = "cosmicac.dev/project"
 	// Node is the index of a VM within its attempt.
 	Node = "cosmicac.dev/node"
+	// Volume is the id of a volume, on its own objects alone.
+	Volume = "cosmicac.dev/volume"
 	// Simulated on a cluster node says that its GPUs are made up.
 	Simulated = "cosmicac.dev/simulated"
 
@@ -28,11 +30,13 @@ const (
 	Manager = "wrk-server-k8s-nvidia"
 )
 
-// Annotations. JobName is the only user text on any object.
+// Annotations. JobName and VolumeName are the only user text on any object.
 const (
-	JobName  = "cosmicac.dev/job-name"
-	SpecHash = "cosmicac.dev/spec-hash"
-	Image    = "cosmicac.dev/image"
+	JobName = "cosmicac.dev/job-name"
+	// VolumeName is what its project calls a volume.
+	VolumeName = "cosmicac.dev/volume-name"
+	SpecHash   = "cosmicac.dev/spec-hash"
+	Image      = "cosmicac.dev/image"
 	// MadeFor is the number of the attempt for which a root disk was made.
 	MadeFor = "cosmicac.dev/made-for-attempt"
 )

@@ -34,6 +34,7 @@ type Sources struct {
 	Rack     func() *capacity.Rack
 	Statuses func() []*workerv1.AttemptStatus
 	DiskJobs func() []string
+	Volumes  func() []*workerv1.VolumeStatus
 	Fault    func() cluster.Fault
 }
 
@@ -96,7 +97,7 @@ func (h *Hub) make(always bool) {
 	// Whether it is complete is asked before the list: the other way round, the
 	// first list could be taken too early and called complete.
 	next.Synced = h.s.Synced()
-	next.Attempts, next.DiskJobIds = h.s.Statuses(), h.s.DiskJobs()
+	next.Attempts, next.DiskJobIds, next.Volumes = h.s.Statuses(), h.s.DiskJobs(), h.s.Volumes()
 	rack := h.s.Rack()
 	next.Nodes, next.Simulated, next.Fabric = rack.Report(), rack.Simulated, len(rack.Fabrics) > 0
 

@@ -40,7 +40,7 @@ func (r *rack) hub() *Hub {
 			}
 			return out
 		},
-		DiskJobs: func() []string { return nil },
+		Volumes: func() []*workerv1.VolumeStatus { return nil }, DiskJobs: func() []string { return nil },
 		Fault: func() cluster.Fault {
 			if r.attempts.Load() == 7 {
 				return cluster.Fault{Code: cluster.FaultRefused, Words: "refused", Since: time.Unix(1, 0)}
