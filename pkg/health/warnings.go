@@ -60,6 +60,8 @@ const (
 	StoodStill Code = "stood_still"
 	// AbandonedWork: RaiseFor(code, rack, rack, when it was removed, how many, which, rack).
 	AbandonedWork Code = "abandoned_work"
+	// UnrecordedWork: RaiseFor(code, rack, rack, how many jobs, the first, rack).
+	UnrecordedWork Code = "unrecorded_work"
 	// RackFailing: RaiseFor(code, rack, rack, how many nodes and why).
 	RackFailing Code = "rack_failing"
 )
@@ -93,6 +95,7 @@ var declared = []Warning{
 	{PeersRefused, Warn, "%s introductions were refused lately, the last of key %s: %s", "admit the key if it is yours: `cosmicac network admit`; if not, the log says where it comes from"},
 	{StoodStill, Warn, "this daemon stood still for %s: nothing is judged by what it did not hear meanwhile", "look for what stopped the host or the process: sleep, swapping, a debugger"},
 	{AbandonedWork, Error, "rack %s was removed by force at %s and is back with %s attempts that were abandoned: %s", "decide about them: `cosmicac racks adopt %s`, or `cosmicac racks clear` with --confirm"},
+	{UnrecordedWork, Error, "rack %s holds something of %s jobs that wrk-ork has no record of, as of %s: an older copy of its record, or another orchestrator; it is left alone", "bring back the newer record, or take it down: `cosmicac doctor leaks` lists it, `cosmicac racks clear %s` with --confirm removes it"},
 	{RackFailing, Error, "rack %s fails as a whole, so no more of its nodes are quarantined: %s", "look for the one cause in its cluster; `cosmicac racks quarantine list` has the evidence; cordon the rack if it takes long"},
 	{RefusedByPeer, Error, "%s refuses this node: %s", "see that both hold the newest roster and that it lists this node's key: `cosmicac network roster`, `cosmicac doctor`"},
 }

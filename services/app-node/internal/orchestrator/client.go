@@ -9,6 +9,7 @@ package orchestrator
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"google.golang.org/grpc"
@@ -68,6 +69,10 @@ func translate(err error) error {
 	err = fault.FromGRPC(err)
 	switch fault.KindOf(err) {
 	case fault.Unavailable, fault.Unreachable, fault.Timeout, fault.Canceled:
+		if slices.ContainsFunc(fault.DetailsOf(err), func(d fault.Detail) bool { return d.Rule == "storage" }) {
+			// It answers, and what failed there changed nothing.
+			return fault.Wrap(fault.Unavailable, err, "the orchestrator cannot write its record now, so nothing was changed; jobs that run keep running: try again, and have an administrator look at its disk (cosmicac doctor)")
+		}
 		return away(err)
 	case fault.Denied, fault.Unauthenticated:
 		return fault.Wrap(fault.Unavailable, err, "the orchestrator refuses this app-node: check that its key is in the roster with the role app-node")

@@ -118,7 +118,8 @@ func (e *environment) startHost(cmd *cobra.Command, h install.Host, email, worke
 }
 
 func (e *environment) demoCommand() *cobra.Command {
-	o := demo.Options{}
+	// Through the proxy, so that every switch of "cosmicac-devcluster fault" works on it.
+	o := demo.Options{ClusterFlags: []string{"--api-proxy"}}
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Start the whole platform on loopback and run the main job (GPUs and machines are simulated)",

@@ -44,7 +44,7 @@ func (e *environment) gpusCommand() *cobra.Command {
 					}
 					t.row(g.Model, g.Location, "all", g.Total, g.Held, g.Offerable, g.LargestNodeOfferable, waiting, longest, "-")
 					for _, r := range g.Racks {
-						why := "-"
+						why := orDash(r.Message)
 						if r.Reason != "" {
 							why = r.Reason + ": " + r.Message
 						}

@@ -53,7 +53,8 @@ func (e *environment) racksForgetCommand() *cobra.Command {
 
 With --force and --confirm ID it goes all the same. Nothing is stopped by that: what runs
 there is abandoned, and listed by "cosmicac racks forgotten" until the rack is registered
-again and somebody decides with "cosmicac racks adopt" or "cosmicac racks clear".`,
+again and somebody decides with "cosmicac racks adopt" or "cosmicac racks clear".
+What a rack holds and no record knows is cleared with it.`,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if force && confirm != args[0] {
 				return usageError{fmt.Errorf("forget %s by force: it is not confirmed; what runs there is abandoned, not stopped: add --confirm %s", args[0], args[0])}

@@ -3,6 +3,7 @@ package api
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/placement"
+	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/rack"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/reconcile"
 	"github.com/cosmicac/cosmicac/services/wrk-ork/internal/spec"
 )
@@ -81,9 +83,45 @@ func (s *Racks) largest(queue *reconcile.Queue, sum *orkv1.GpuAvailability) {
 		out := &orkv1.RackAvailability{RackId: r.RackID, Available: r.Available, LargestVm: r.Largest}
 		if why, ok := refused[r.RackID]; ok {
 			out.Reason, out.Message = why.Reason, why.Message
+		} else {
+			out.Message = withheld(queue.Views, r.RackID, sum.GpuModel)
 		}
 		sum.Available += r.Available
 		sum.LargestVm = max(sum.LargestVm, r.Largest)
 		sum.Racks = append(sum.Racks, out)
 	}
+}
+
+// withheld says which GPUs of a model a rack has, and neither offers nor holds; ""
+// when there are none.
+func withheld(views []rack.View, rackID, model string) string {
+	nodes, gpus, why := 0, uint32(0), ""
+	for _, v := range views {
+		if v.Entry.Id != rackID {
+			continue
+		}
+		for _, n := range v.Report.GetNodes() {
+			for _, g := range n.Gpus {
+				lack := g.Total - min(g.Total, g.Held+g.Offerable)
+				if lack == 0 || !strings.EqualFold(g.Model, model) {
+					continue
+				}
+				nodes++
+				gpus += lack
+				if why == "" {
+					why = "node " + n.Name
+					if words := cmp.Or(g.Message, n.Message); words != "" {
+						why += ": " + words
+					}
+				}
+			}
+		}
+	}
+	if nodes == 0 {
+		return ""
+	}
+	if nodes > 1 {
+		why = fmt.Sprintf("%d nodes, the first is %s", nodes, why)
+	}
+	return fmt.Sprintf("%d more are not offered: %s", gpus, why)
 }

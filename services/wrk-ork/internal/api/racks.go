@@ -30,6 +30,8 @@ type Racks struct {
 	Log     hclog.Logger
 	// Queue reads who waits and what there is.
 	Queue func(context.Context) (*reconcile.Queue, error)
+	// Unrecorded are the jobs that racks report and no record knows.
+	Unrecorded func() map[string]bool
 	// Changed is told when capacity may have changed, and of jobs that are concerned.
 	// It must not block.
 	Changed func(jobIDs ...string)

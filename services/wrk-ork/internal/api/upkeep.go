@@ -124,12 +124,42 @@ func (s *Racks) ResolveAbandoned(ctx context.Context, req *orkv1.ResolveAbandone
 		seen[j.ID] = true
 		return events
 	})
+	var strays []string
+	if !adopt && (err == nil || fault.KindOf(err) == fault.NotFound) {
+		var left uint32
+		if strays, left = s.unrecorded(req.RackId); len(strays) > 0 {
+			err = s.Store.Bury(ctx, strays)
+		}
+		out.Attempts += left
+	}
 	if err != nil {
 		return nil, err
 	}
-	s.Log.Info("what was abandoned is decided", "rack", req.RackId, "adopted", adopt, "attempts", out.Attempts, "actor", who)
-	s.Changed()
+	s.Log.Info("what was abandoned is decided", "rack", req.RackId, "adopted", adopt, "attempts", out.Attempts, "unrecorded", strays, "actor", who)
+	s.Changed(strays...)
 	return out, nil
+}
+
+// unrecorded are the jobs that a rack holds something of and that no record knows,
+// with the number of their attempts.
+func (s *Racks) unrecorded(rackID string) (jobs []string, attempts uint32) {
+	v, ok := s.Fleet.View(rackID)
+	if !ok {
+		return nil, 0
+	}
+	unknown := s.Unrecorded()
+	for _, a := range v.Report.GetAttempts() {
+		if unknown[a.JobId] {
+			jobs, attempts = append(jobs, a.JobId), attempts+1
+		}
+	}
+	for _, id := range v.Report.GetDiskJobIds() {
+		if unknown[id] {
+			jobs = append(jobs, id)
+		}
+	}
+	slices.Sort(jobs)
+	return slices.Compact(jobs), attempts
 }
 
 // ListQuarantines implements orkv1.RacksServer.

@@ -3,6 +3,7 @@ package app
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -103,7 +104,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 	if err != nil {
 		return nil, err
 	}
-	watch := &wellbeing{health: s.Health, store: store, fleet: fleet, clock: s.Clock}
+	watch := &wellbeing{health: s.Health, store: store, fleet: fleet, clock: s.Clock, unrecorded: func() map[string]bool { return loop.Unrecorded() }}
 	counters, err := metrics.New(s.Metrics, store.Counts, fleet.Views, watch.storage)
 	if err != nil {
 		return nil, err
@@ -129,7 +130,7 @@ func Build(ctx context.Context, s Setup) (*Ork, error) {
 		return nil, err
 	}
 	orkv1.RegisterJobsServer(node, &api.Jobs{Store: store, Hub: hub, NewID: source.New, Clock: s.Clock, Queue: loop.Queue})
-	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Queue: loop.Queue, Changed: loop.Poke, Clock: s.Clock})
+	orkv1.RegisterRacksServer(node, &api.Racks{Store: store, Fleet: fleet, Network: s.Network, Log: s.Log.Named("racks"), Queue: loop.Queue, Unrecorded: loop.Unrecorded, Changed: loop.Poke, Clock: s.Clock})
 	orkv1.RegisterVolumesServer(node, &api.Volumes{Store: store, Fleet: fleet, NewID: source.New, Clock: s.Clock, Changed: volumes.Poke, Log: s.Log.Named("volumes")})
 	orkv1.RegisterQuotasServer(node, &api.Quotas{Store: store, Changed: func() { loop.Poke() }})
 	orkv1.RegisterAgentsServer(node, desk)
@@ -164,6 +165,8 @@ type wellbeing struct {
 	store  *record.Store
 	fleet  *rack.Fleet
 	clock  func() time.Time
+	// unrecorded are the jobs that racks report and no record knows.
+	unrecorded func() map[string]bool
 
 	mu      sync.Mutex
 	stoodAt time.Time // when the process went on after it had stood still
@@ -266,7 +269,21 @@ func (w *wellbeing) look(ctx context.Context) {
 	}
 	set(away > 1 && away*2 > len(views) || silent >= manySilent && silent*2 > known, health.ManyUnreachable, many)
 	w.returned(ctx, views)
+	unrecorded := w.unrecorded()
 	for _, v := range views {
+		held := make(map[string]bool)
+		for _, a := range v.Report.GetAttempts() {
+			held[a.JobId] = unrecorded[a.JobId]
+		}
+		for _, id := range v.Report.GetDiskJobIds() {
+			held[id] = unrecorded[id]
+		}
+		maps.DeleteFunc(held, func(_ string, unknown bool) bool { return !unknown })
+		if jobs := slices.Sorted(maps.Keys(held)); len(jobs) > 0 {
+			w.health.RaiseFor(health.UnrecordedWork, v.Entry.Id, v.Entry.Id, len(jobs), jobs[0], v.Entry.Id)
+		} else {
+			w.health.ClearFor(health.UnrecordedWork, v.Entry.Id)
+		}
 		if why := w.store.Failing(v.Entry.Id); why != "" {
 			w.health.RaiseFor(health.RackFailing, v.Entry.Id, v.Entry.Id, why)
 		} else {

@@ -414,7 +414,9 @@ func TestAJobOnARackRemovedByForceCanBeDeleted(t *testing.T) {
 		_, err := l.jobs.GetJob(l.ctx, &orkv1.GetJobRequest{Id: j.Id})
 		return fault.KindOf(err) == fault.NotFound
 	})
-	// When the rack comes back, what is left of a deleted job is taken down.
+	// When the rack comes back, what is left of a deleted job is taken down: its VM,
+	// which takes a while, and after that its disk.
+	l.worker.change(func() { l.worker.slowDelete = 300 * time.Millisecond })
 	l.eventually("the rack is registered again", func() bool {
 		_, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex()}})
 		return err == nil

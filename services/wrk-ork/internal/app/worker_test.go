@@ -175,6 +175,9 @@ func (w *fakeWorker) ApplyAttempt(_ context.Context, req *workerv1.ApplyAttemptR
 				st.Phase, st.Reason = workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED, orkv1.Reason_REASON_VM_FAILED
 				st.Message = "the pod was rejected on node " + n.NodeName + ": UnexpectedAdmissionError: vfio: no such file"
 				for _, have := range st.Nodes {
+					if have.NodeName != n.NodeName {
+						continue
+					}
 					have.Graph = []*orkv1.GraphNode{{Kind: "VirtualMachineInstance", Name: have.VmiName, State: "failed", Message: "UnexpectedAdmissionError"}}
 				}
 			}
@@ -216,8 +219,17 @@ func (w *fakeWorker) DeleteAttempt(_ context.Context, req *workerv1.DeleteAttemp
 }
 
 func (w *fakeWorker) DeleteJobDisks(_ context.Context, req *workerv1.DeleteJobDisksRequest) (*workerv1.DeleteJobDisksResponse, error) {
-	w.change(func() { delete(w.disks, req.JobId) })
-	return &workerv1.DeleteJobDisksResponse{}, nil
+	var err error
+	w.change(func() {
+		for id, a := range w.attempts {
+			if a.JobId == req.JobId {
+				err = fault.New(fault.FailedPrecondition, "job %s still has attempt %s here", req.JobId, id)
+				return
+			}
+		}
+		delete(w.disks, req.JobId)
+	})
+	return &workerv1.DeleteJobDisksResponse{}, err
 }
 
 // plan waits for the proposal of an attempt.

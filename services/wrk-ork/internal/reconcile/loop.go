@@ -108,6 +108,10 @@ type Loop struct {
 	seen  map[string]*word     // by attempt id
 	disks map[string]time.Time // job id + "/" + rack id: the order was taken
 	pace  map[string]*pace     // by order
+
+	// strays are jobs without a record of which racks report something: true for
+	// those that were deleted here.
+	strays map[string]bool
 }
 
 // word is what calls brought back about an attempt.
@@ -138,6 +142,7 @@ func New(o Options) *Loop {
 		o: o, started: o.Clock(), wake: make(chan struct{}, 1), slots: make(chan struct{}, 64),
 		dirty: make(map[string]struct{}), seen: make(map[string]*word),
 		disks: make(map[string]time.Time), pace: make(map[string]*pace),
+		strays: make(map[string]bool),
 	}
 }
 
@@ -191,6 +196,11 @@ func (l *Loop) Run(ctx context.Context) error {
 // pass looks at the dirty jobs, or at all live ones too, and then places.
 func (l *Loop) pass(ctx context.Context, all bool) {
 	l.mu.Lock()
+	if all {
+		for id := range l.strays {
+			l.dirty[id] = struct{}{} // until no rack reports it
+		}
+	}
 	ids := slices.Sorted(maps.Keys(l.dirty))
 	clear(l.dirty)
 	l.mu.Unlock()

@@ -68,7 +68,7 @@ func (l *Loop) carryOut(ctx context.Context, j *job.Job, o life.Order) {
 // stray is about what a worker reports of a job without a record. If its
 // tombstone says that it was deleted here, what is left is deleted; if nothing
 // is known of it (another orchestrator's, or an older copy of the record was
-// brought back), it is named in the log and left alone.
+// brought back), it is named and left alone until an operator decides.
 func (l *Loop) stray(ctx context.Context, jobID string, views []rack.View) {
 	_, ours, err := l.o.Store.DeletedProject(ctx, jobID)
 	if err != nil {
@@ -76,13 +76,14 @@ func (l *Loop) stray(ctx context.Context, jobID string, views []rack.View) {
 		l.Poke(jobID)
 		return
 	}
+	found := false
 	for _, v := range views {
 		for _, a := range v.Report.GetAttempts() {
 			if a.JobId != jobID {
 				continue
 			}
+			found = true
 			if !ours {
-				l.o.Log.Warn("a rack holds an attempt that is not recorded here; it is left alone", "rack", v.Entry.Id, "job", jobID, "attempt", a.AttemptId)
 				continue
 			}
 			o := life.Order{Kind: life.Delete, RackID: v.Entry.Id, AttemptID: a.AttemptId, Reason: orkv1.Reason_REASON_DELETE_REQUESTED}
@@ -91,7 +92,12 @@ func (l *Loop) stray(ctx context.Context, jobID string, views []rack.View) {
 				return err
 			})
 		}
-		if ours && v.Disk(jobID) {
+		if !v.Disk(jobID) {
+			continue
+		}
+		found = true
+		if ours {
+			// The worker refuses this while it has an attempt of the job.
 			o := life.Order{Kind: life.DeleteDisks, RackID: v.Entry.Id}
 			l.call(ctx, "disks/"+jobID+"/"+o.RackID, jobID, o, func(ctx context.Context, c workerv1.RackClient) error {
 				_, err := c.DeleteJobDisks(ctx, &workerv1.DeleteJobDisksRequest{JobId: jobID})
@@ -99,6 +105,31 @@ func (l *Loop) stray(ctx context.Context, jobID string, views []rack.View) {
 			})
 		}
 	}
+	l.mu.Lock()
+	_, known := l.strays[jobID]
+	if found {
+		l.strays[jobID] = ours
+	} else {
+		delete(l.strays, jobID)
+	}
+	l.mu.Unlock()
+	if found && !ours && !known {
+		l.o.Log.Warn("a rack holds something of a job that is not recorded here; it is left alone", "job", jobID)
+	}
+}
+
+// Unrecorded are the jobs that racks report something of and that were never
+// recorded here, nor deleted: they are left alone until an operator decides.
+func (l *Loop) Unrecorded() map[string]bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	out := make(map[string]bool)
+	for id, ours := range l.strays {
+		if !ours {
+			out[id] = true
+		}
+	}
+	return out
 }
 
 // word is the memory of an attempt; the caller holds the lock.

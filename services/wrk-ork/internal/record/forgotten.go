@@ -197,6 +197,20 @@ func (s *Store) Reclaim(ctx context.Context, rackID string, reclaim func(*job.Jo
 	return err
 }
 
+// Bury remembers jobs as deleted that have no record, so that what racks hold of
+// them is taken down. Those that have one are left as they are.
+func (s *Store) Bury(ctx context.Context, ids []string) error {
+	return s.write(ctx, func(tx *sql.Tx) error {
+		for _, id := range ids {
+			if _, err := tx.ExecContext(ctx, `INSERT OR IGNORE INTO tombstones (job_id, project_id, name, deleted_at)
+				SELECT ?1, '', '', ?2 WHERE NOT EXISTS (SELECT 1 FROM jobs WHERE id = ?1)`, id, micros(s.clock())); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
 // JobOf is the id of the job that an attempt belongs to.
 func (s *Store) JobOf(ctx context.Context, attemptID string) (string, error) {
 	var id string
