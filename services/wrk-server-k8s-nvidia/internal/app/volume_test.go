@@ -189,6 +189,28 @@ func TestAVolumeOutlivesItsJobAndServesTheNext(t *testing.T) {
 		return strings.Join(append(left, found...), ", ")
 	})
 
+	// One whose DataVolume was taken from over its claim can be removed, too.
+	bare := id(t, "v")
+	if why := w.applyVolume(&workerv1.ApplyVolumeRequest{VolumeId: bare, Name: "bare", SizeGib: 1}); why != "" {
+		t.Fatal(why)
+	}
+	w.usable(bare)
+	orphan := metav1.DeletePropagationOrphan
+	if err := d.admin.CDI.DataVolumes(namespace).Delete(t.Context(), bare, metav1.DeleteOptions{PropagationPolicy: &orphan}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "it is seen without its DataVolume", func() string {
+		if v := w.volume(bare); v.GetUsable() || !strings.Contains(v.GetMessage(), "its DataVolume was removed") {
+			return fmt.Sprint(v)
+		}
+		return ""
+	})
+	w.insist("delete it", func(ctx context.Context) error {
+		_, err := w.Server.DeleteVolume(ctx, &workerv1.DeleteVolumeRequest{VolumeId: bare})
+		return err
+	})
+	eventually(t, "nothing is left of it", func() string { return strings.Join(d.left(t, label.Volume+"="+bare), ", ") })
+
 	// An attempt that names it now fails in words and makes no machine.
 	late := id(t, "a")
 	w.claim(attached(request("volume", second, late, 1), volume, false))

@@ -241,7 +241,7 @@ func (k *Keeper) Delete(ctx context.Context, id string) error {
 	dv, err := volumes.Get(ctx, id, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil
+		return k.deleteBare(ctx, id)
 	case err != nil:
 		return fault.Wrap(fault.Unavailable, err, "look for volume %s: %s", id, cluster.Words(err))
 	}
@@ -260,6 +260,28 @@ func (k *Keeper) Delete(ctx context.Context, id string) error {
 	return nil
 }
 
+// deleteBare removes what is left of a volume whose DataVolume was taken from over its
+// claim: nothing else would ever remove it.
+func (k *Keeper) deleteBare(ctx context.Context, id string) error {
+	pvc, ok := k.o.View.Volume(id)
+	if !ok || pvc.DeletionTimestamp != nil || !k.claims(pvc) {
+		return nil
+	}
+	uid := pvc.UID
+	err := k.o.Client.Core.PersistentVolumeClaims(k.o.Client.Namespace).Delete(ctx, id, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &uid}})
+	if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
+		return fault.Wrap(fault.Unavailable, err, "delete the claim of volume %s: %s", id, cluster.Words(err))
+	}
+	k.o.Log.Info("deleting the claim of a volume without a DataVolume", "volume", id, "uid", uid)
+	return nil
+}
+
+// claims reports whether a claim is a volume's of this rack.
+func (k *Keeper) claims(pvc *corev1.PersistentVolumeClaim) bool {
+	id := pvc.Labels[label.Volume]
+	return id != "" && id == pvc.Name && pvc.Labels[label.Rack] == k.o.Rack && pvc.Labels[label.Network] == k.o.Network
+}
+
 // Statuses are the volumes that the cluster holds something of, by id.
 func (k *Keeper) Statuses() []*workerv1.VolumeStatus {
 	found := map[string]*workerv1.VolumeStatus{}
@@ -269,10 +291,10 @@ func (k *Keeper) Statuses() []*workerv1.VolumeStatus {
 		}
 	}
 	for _, pvc := range k.o.View.Volumes() {
-		id := pvc.Labels[label.Volume]
-		if id == "" || id != pvc.Name || pvc.Labels[label.Rack] != k.o.Rack || pvc.Labels[label.Network] != k.o.Network {
+		if !k.claims(pvc) {
 			continue
 		}
+		id := pvc.Name
 		s := found[id]
 		if s == nil {
 			// What is on it is there until its claim is gone, too.
