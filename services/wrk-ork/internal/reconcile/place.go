@@ -136,6 +136,9 @@ func besides(j *job.Job, r *job.Replica) []string {
 // place plans every eligible queued attempt on one snapshot, as the queue's
 // policy says, and records what was decided.
 func (l *Loop) place(ctx context.Context, live []*job.Job, views []rack.View) {
+	if !anyWaits(live, l.o.Clock()) {
+		return // as in most passes: no snapshot of every node is taken for nobody
+	}
 	quotas, err := l.o.Store.Quotas(ctx)
 	if err != nil {
 		l.failed(ctx, "read quotas", err)
@@ -157,6 +160,21 @@ func (l *Loop) place(ctx context.Context, live []*job.Job, views []rack.View) {
 			l.take(ctx, t, d.Plan)
 		}
 	}
+}
+
+// anyWaits reports whether any attempt may be placed.
+func anyWaits(live []*job.Job, now time.Time) bool {
+	for _, j := range live {
+		if j.Intent != job.IntentRun {
+			continue
+		}
+		for _, r := range j.Replicas {
+			if life.Eligible(r, r.Newest(), now) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 func diskOf(views []rack.View, jobID string) func(string) (has, known bool) {

@@ -47,7 +47,7 @@ func bare(ctx context.Context, o options, p *platform, seen *objects, f *figures
 	f.add("all objects applied", subject, applied, "s", want)
 	f.add("the worker's time to that", subject, f.value("all objects applied", "cosmicac")/applied, "x", 1)
 	f.add("all VMs running", subject, run.Sub(start).Seconds(), "s", len(p.captured))
-	return clear(ctx, o, seen, f, subject)
+	return clear(ctx, o, seen, f, subject, want)
 }
 
 // apply creates one job's objects.
@@ -74,7 +74,7 @@ func apply(ctx context.Context, client dynamic.Interface, job []*unstructured.Un
 }
 
 // clear deletes all of it and waits until nothing is left.
-func clear(ctx context.Context, o options, seen *objects, f *figures, subject string) error {
+func clear(ctx context.Context, o options, seen *objects, f *figures, subject string, n int) error {
 	start := time.Now()
 	for i := len(kinds) - 1; i >= 0; i-- {
 		list, err := seen.client.Resource(kinds[i]).Namespace(namespace).List(ctx, metav1.ListOptions{LabelSelector: seen.selector})
@@ -95,7 +95,7 @@ func clear(ctx context.Context, o options, seen *objects, f *figures, subject st
 		return "", nil
 	})
 	_, _, gone := seen.times()
-	f.add("all objects gone", subject, gone.Sub(start).Seconds(), "s", len(kinds)*o.jobs)
+	f.add("all objects gone", subject, gone.Sub(start).Seconds(), "s", n)
 	return err
 }
 

@@ -17,13 +17,14 @@ type Count func(claims []capacity.Claim) *capacity.Rack
 // the cluster. Any other error leaves the question open.
 var ErrNotWritten = errors.New("nothing was written")
 
-// Book holds the claims of a rack and grants new ones, one at a time. Safe for
-// concurrent use.
+// Book holds the claims of a rack and grants new ones, one at a time: each check
+// sees every claim before it, also one whose anchor is still being written. Safe
+// for concurrent use.
 type Book struct {
 	count Count
 	now   func() time.Time
 
-	grant sync.Mutex // the serial section; held while an anchor is written
+	grant sync.Mutex // the serial section: a check, and the entry of its claim
 
 	mu     sync.Mutex
 	claims map[string]*entry
@@ -34,6 +35,8 @@ type entry struct {
 	// open is since when it is not known whether the anchor was written; zero
 	// once it was seen.
 	open time.Time
+	// writing is closed when the write under way has ended; nil for none.
+	writing chan struct{}
 }
 
 // NewBook makes an empty book. Restore what the anchors say before granting.
@@ -41,33 +44,77 @@ func NewBook(count Count, now func() time.Time) *Book {
 	return &Book{count: count, now: now, claims: map[string]*entry{}}
 }
 
-// Grant checks the record and has its anchor written. It waits for grants
-// before it. A write that fails without ErrNotWritten keeps the claim, open,
-// until Restore or Release. An attempt that already holds a claim is written
-// again without a check.
+// Grant checks the record and has its anchor written. Checks wait for each other;
+// writes do not, save those of one attempt. A write that fails without
+// ErrNotWritten keeps the claim, open, until Restore or Release. An attempt that
+// already holds a claim is written again without a check.
 func (b *Book) Grant(ctx context.Context, rec *Record, write func(context.Context) error) (Refusal, error) {
-	b.grant.Lock()
-	defer b.grant.Unlock()
-	if err := ctx.Err(); err != nil {
-		return Refusal{}, errors.Join(err, ErrNotWritten)
+	again, done, refusal, err := b.enter(ctx, rec)
+	if err != nil || !refusal.OK() {
+		return refusal, err
 	}
-	b.mu.Lock()
-	_, again := b.claims[rec.AttemptID]
-	b.mu.Unlock()
-	if !again {
-		if refusal := Check(b.count(b.Claims()), rec); !refusal.OK() {
-			return refusal, nil
-		}
-		b.put(rec.Claim(), b.now())
-	}
-	err := write(ctx)
+	defer done()
+	err = write(ctx)
 	switch {
 	case err == nil:
-		b.put(rec.Claim(), time.Time{})
+		b.mu.Lock()
+		if e := b.claims[rec.AttemptID]; e != nil { // else it was seen absent meanwhile
+			e.open = time.Time{}
+		}
+		b.mu.Unlock()
 	case errors.Is(err, ErrNotWritten) && !again:
 		b.Release(rec.AttemptID)
 	}
 	return Refusal{}, err
+}
+
+// enter books a claim whose anchor is to be written, once no write of the same
+// attempt is under way. Done must be called after the write.
+func (b *Book) enter(ctx context.Context, rec *Record) (again bool, done func(), refusal Refusal, err error) {
+	b.grant.Lock()
+	defer b.grant.Unlock()
+	for {
+		if err := ctx.Err(); err != nil {
+			return false, nil, Refusal{}, errors.Join(err, ErrNotWritten)
+		}
+		b.mu.Lock()
+		e := b.claims[rec.AttemptID]
+		var busy chan struct{}
+		if e != nil {
+			busy = e.writing
+		}
+		b.mu.Unlock()
+		again = e != nil
+		if busy == nil {
+			break
+		}
+		b.grant.Unlock()
+		select {
+		case <-busy:
+		case <-ctx.Done():
+		}
+		b.grant.Lock()
+	}
+	if !again {
+		if refusal := Check(b.count(b.Claims()), rec); !refusal.OK() {
+			return false, nil, refusal, nil
+		}
+		b.put(rec.Claim(), b.now())
+	}
+	writing := make(chan struct{})
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if e := b.claims[rec.AttemptID]; e != nil {
+		e.writing = writing
+	}
+	return again, func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if e := b.claims[rec.AttemptID]; e != nil && e.writing == writing {
+			e.writing = nil
+		}
+		close(writing)
+	}, Refusal{}, nil
 }
 
 // Restore enters a claim whose anchor exists.
@@ -83,7 +130,11 @@ func (b *Book) Release(attempt string) {
 func (b *Book) put(c capacity.Claim, open time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.claims[c.AttemptID] = &entry{claim: c, open: open}
+	next := &entry{claim: c, open: open}
+	if was := b.claims[c.AttemptID]; was != nil {
+		next.writing = was.writing
+	}
+	b.claims[c.AttemptID] = next
 }
 
 // Holds says whether an attempt has a claim.

@@ -171,6 +171,45 @@ func TestAnUnansweredWriteKeepsItsClaim(t *testing.T) {
 	}
 }
 
+// A slow cluster must not hold up other jobs' grants, nor give their GPUs twice.
+func TestASlowWriteHoldsUpNoOtherAttemptAndItsGPUsAreTaken(t *testing.T) {
+	t.Parallel()
+	b := book(&orkv1.RackEntry{}, node("n"))
+	begun, answer, granted := make(chan struct{}), make(chan struct{}), make(chan error, 2)
+	grant := func(write func(context.Context) error) {
+		refused, err := b.Grant(t.Context(), record("a-1", "n", 6), write)
+		if err == nil && !refused.OK() {
+			err = errors.New(refused.Message)
+		}
+		granted <- err
+	}
+	go grant(func(context.Context) error { close(begun); <-answer; return nil })
+	<-begun
+	if refused, err := b.Grant(t.Context(), record("a-2", "n", 2), written); err != nil || !refused.OK() {
+		t.Fatalf("another attempt beside it: %+v %v", refused, err)
+	}
+	if refused, _ := b.Grant(t.Context(), record("a-3", "n", 1), written); refused.Reason != orkv1.Reason_REASON_BUSY {
+		t.Fatalf("a GPU that is being claimed was given away: %+v", refused)
+	}
+	// The same attempt asked again waits for the first answer.
+	second := false
+	go grant(func(context.Context) error { second = true; return nil })
+	patience, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := b.Grant(patience, record("a-1", "n", 6), written); !errors.Is(err, ErrNotWritten) || !b.Holds("a-1") {
+		t.Fatalf("who gives up waiting: %v, holds %v", err, b.Holds("a-1"))
+	}
+	close(answer)
+	for range 2 {
+		if err := <-granted; err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !second || len(b.Claims()) != 2 || len(b.Open(0)) != 0 {
+		t.Fatalf("written again %v, claims %v, open %v", second, b.Claims(), b.Open(0))
+	}
+}
+
 func TestAnAnchorSaysWhatWasClaimedAndNoSecret(t *testing.T) {
 	t.Parallel()
 	req := &workerv1.ApplyAttemptRequest{

@@ -1,7 +1,7 @@
 // Package claim is the rack's only granter of GPUs. Plans are checked against
-// the count of the moment one after another, and a plan that holds is written
-// down as the attempt's anchor, a ConfigMap, within the same serial section: a
-// restart reads the anchors and has lost nothing.
+// the count of the moment one after another, each with the claims of all before
+// it, and a plan that holds is written down as the attempt's anchor, a ConfigMap,
+// before it is granted: a restart reads the anchors and has lost nothing.
 //
 // A claim expires by itself only while nobody knows whether its anchor was
 // written. After that it ends when package graph has seen everything of the

@@ -18,10 +18,10 @@ import (
 )
 
 // Requests a second that the worker sends at most to each group of the API, and
-// its bursts.
+// its bursts: what KubeVirt's own controller takes by default.
 const (
-	RequestsPerSecond = 50
-	RequestBurst      = 100
+	RequestsPerSecond = 200
+	RequestBurst      = 400
 )
 
 // Client holds the narrow typed clients that the worker uses, all over one

@@ -124,8 +124,8 @@ func (e *Engine) writeSeeds(ctx context.Context, a *attempt) error {
 	return nil
 }
 
-// writeAnchor makes the anchor and enters the attempt. It runs within the
-// serial section of the book.
+// writeAnchor makes the anchor and enters the attempt. The book has its claim, and
+// runs one write of an attempt at a time.
 func (e *Engine) writeAnchor(ctx context.Context, rec *claim.Record, seeds []map[string][]byte) error {
 	if !e.o.Active() {
 		return errors.Join(e.writable(), claim.ErrNotWritten)

@@ -126,7 +126,13 @@ func (e *Engine) removeMachines(ctx context.Context, a *attempt, now time.Time) 
 
 // podsLeft names pods of the attempt that exist in any phase: a GPU is free
 // when its launcher pod is gone, not when the machine says Failed.
+// While the view shows one the cluster is not asked.
 func (e *Engine) podsLeft(ctx context.Context, a *attempt) (string, error) {
+	for _, pod := range e.o.View.Pods() {
+		if pod.Namespace == e.o.Client.Namespace && pod.Labels[label.Attempt] == a.rec.AttemptID {
+			return "pod " + pod.Name + " on " + pod.Spec.NodeName, nil
+		}
+	}
 	selectors := []string{label.Attempt + "=" + a.rec.AttemptID}
 	if len(a.vmis) > 0 {
 		uids := make([]string, 0, len(a.vmis))

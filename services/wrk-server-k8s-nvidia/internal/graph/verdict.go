@@ -59,7 +59,8 @@ type finding struct {
 	fail *claim.Outcome
 	// percent of an import, 0 to 100.
 	percent uint32
-	// usable: a machine may be created on it.
+	// usable: a machine may be created on it. KubeVirt gives it no pod before its
+	// disk is filled, so it is made beside the import, not after it.
 	usable bool
 }
 
@@ -169,6 +170,7 @@ func judgeDisk(dv *cdi.DataVolume, c clock, d Deadlines, machineWaits bool) find
 			f.fail = failure(orkv1.Reason_REASON_IMAGE_UNAVAILABLE, "the image cannot be pulled: %s", last)
 		}
 	}
+	f.usable = true
 	switch phase {
 	case cdi.PhaseUnset, cdi.Pending, cdi.Unknown:
 		f.stage, f.deadline = "bind", d.Bound
@@ -177,7 +179,6 @@ func judgeDisk(dv *cdi.DataVolume, c clock, d Deadlines, machineWaits bool) find
 			f.fail = failure(orkv1.Reason_REASON_DEADLINE, "the root disk has no storage after %s: %s", d.Bound, orUnknown(all))
 		}
 	case cdi.WaitForFirstConsumer, cdi.PendingPopulation:
-		f.usable = true
 		f.stage = "consumer"
 		if machineWaits { // the volume binds once the machine is placed; its own deadline runs too
 			f.stage, f.deadline = "bind", d.Bound+d.Scheduling
