@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/mesh/internal/mux"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/hashicorp/go-hclog"
 	"github.com/libp2p/go-libp2p"
@@ -22,7 +23,6 @@ import (
 	"github.com/libp2p/go-libp2p/core/transport"
 	"github.com/libp2p/go-libp2p/p2p/host/autorelay"
 	bhost "github.com/libp2p/go-libp2p/p2p/host/basic"
-	"github.com/libp2p/go-libp2p/p2p/muxer/yamux"
 	"github.com/libp2p/go-libp2p/p2p/net/connmgr"
 	"github.com/libp2p/go-libp2p/p2p/net/swarm"
 	"github.com/libp2p/go-libp2p/p2p/protocol/autonatv2"
@@ -56,11 +56,9 @@ func (n *Node) makeHost() error {
 		return fault.Wrap(fault.Internal, err, "make the connection limits")
 	}
 	n.sockets = &sockets{gate: n.gate, by: make(map[string]socket)}
-	mux := *yamux.DefaultTransport
-	// Second line behind the ping watcher, for connections that nobody watches. The
-	// time-out of a keep-alive is the write time-out, there is none of its own. Half
-	// of it must let a frame of 64 KiB pass at a kilobyte a second.
-	mux.EnableKeepAlive, mux.KeepAliveInterval, mux.ConnectionWriteTimeout = true, 20*time.Second, 140*time.Second
+	// Second line behind the ping watcher, for connections that nobody watches. Half of
+	// a write's time must let a frame of 64 KiB pass at a kilobyte a second.
+	streams := &mux.Transport{KeepAlive: 20 * time.Second, WriteTimeout: 140 * time.Second}
 
 	options := []libp2p.Option{
 		libp2p.Identity(n.o.Key.Private()),
@@ -68,7 +66,7 @@ func (n *Node) makeHost() error {
 		libp2p.EnableRelay(), // the client side, so that relayed addresses can be dialed
 		libp2p.NoListenAddrs,
 		libp2p.Security(libp2ptls.ID, libp2ptls.New),
-		libp2p.Muxer(yamux.ID, &mux),
+		libp2p.Muxer(mux.ID, streams),
 		libp2p.Transport(n.watchedQUIC),
 		libp2p.ResourceManager(&gatedResources{ResourceManager: resources, n: n}),
 		libp2p.ConnectionManager(conns),

@@ -17,9 +17,10 @@ const peersPerAddress = 8192
 // for each. The library's own defaults stop at eight connections an address and
 // 64 streams a protocol, so every scope is stated here.
 //
-// Memory figures are budgets, not allocations: yamux reserves 256 KiB of its
-// peer's share for each open stream, and ends the whole connection when the
-// share is used up, so a share stands well above streams x 256 KiB.
+// Memory figures are budgets, not allocations: each open stream reserves 256 KiB of
+// its peer's share, and is refused when the share is used up (the library's own
+// muxer, which an older peer uses, ends the whole connection then), so a share
+// stands well above streams x 256 KiB.
 func newResources() (network.ResourceManager, error) {
 	streams := func(count int, memory int64) rcmgr.ResourceLimits {
 		n := rcmgr.LimitVal(count)
