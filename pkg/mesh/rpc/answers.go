@@ -35,6 +35,7 @@ type unary struct {
 	name   string
 	impl   any
 	handle grpc.MethodHandler
+	pace   pace
 }
 
 // answers is the answering end of one stream of calls.
@@ -44,7 +45,10 @@ type answers struct {
 	out  *outbox
 	ctx  context.Context // of every call; it names the peer
 
-	large chan struct{}
+	large  chan struct{}
+	stint  stint
+	reader *bufio.Reader // of who reads
+	over   chan error    // why reading ended
 
 	mu      sync.Mutex
 	room    sync.Cond // bytes went down or ended
@@ -58,8 +62,11 @@ type answers struct {
 func (s *Server) ServeCalls(c net.Conn) {
 	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(), &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr()}))
 	defer cancel()
-	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]*job)}
+	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]*job),
+		reader: bufio.NewReaderSize(c, readBytes), over: make(chan error, 1)}
 	a.room.L = &a.mu
+	a.stint.timer = time.AfterFunc(time.Hour, a.look)
+	defer a.stint.timer.Stop()
 	if !s.open(a) {
 		_ = c.Close()
 		return
@@ -70,7 +77,8 @@ func (s *Server) ServeCalls(c net.Conn) {
 		a.out.run()
 		a.end() // the reader may wait for room
 	})
-	if err := a.read(); err != io.EOF {
+	a.read()
+	if err := <-a.over; err != io.EOF {
 		s.o.Log.Debug("a stream of calls ended", "peer", c.RemoteAddr().String(), "reason", err)
 	}
 	cancel()
@@ -93,19 +101,25 @@ func (a *answers) end() {
 	a.mu.Unlock()
 }
 
-// read starts calls until the stream ends, and says why it did.
-func (a *answers) read() error {
-	r := bufio.NewReaderSize(a.conn, readBytes)
+// read starts calls until the stream ends, and says why it did; or until another
+// goroutine reads on.
+func (a *answers) read() {
 	for {
 		job := &job{a: a}
-		if err := readFrame(r, &job.frame); err != nil {
-			return err
+		if err := readFrame(a.reader, &job.frame); err != nil {
+			a.over <- err
+			return
 		}
 		switch job.frame.kind {
 		case kindRequest:
-			if err := a.start(job); err != nil {
+			here, err := a.start(job)
+			if err != nil {
 				job.frame.buffer.free()
-				return err
+				a.over <- err
+				return
+			}
+			if here && !a.runHere(job) {
+				return
 			}
 		case kindCancel:
 			a.mu.Lock()
@@ -116,13 +130,15 @@ func (a *answers) read() error {
 			job.frame.buffer.free()
 		default:
 			job.frame.buffer.free()
-			return malformed("the calling end sent an answer")
+			a.over <- malformed("the calling end sent an answer")
+			return
 		}
 	}
 }
 
-// start runs a call on a worker. It waits while the stream's calls hold too much.
-func (a *answers) start(j *job) error {
+// start runs a call on a worker, unless the reader is to run it here. It waits while
+// the stream's calls hold too much.
+func (a *answers) start(j *job) (here bool, err error) {
 	timeout := time.Duration(min(j.frame.timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
 	j.ctx.stream = a.ctx
 	if timeout > 0 {
@@ -140,15 +156,20 @@ func (a *answers) start(j *job) error {
 		if full && !twice {
 			a.fail(j.frame.id, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", mostCalls))
 			j.frame.buffer.free()
-			return nil
+			return false, nil
 		}
-		return malformed("a call with the id of one that runs")
+		return false, malformed("a call with the id of one that runs")
 	}
 	a.bytes += j.size
 	a.running[j.frame.id] = j
+	lone := len(a.running) == 1
 	a.mu.Unlock()
+	j.unary = a.s.unary[string(j.frame.method)]
+	if j.unary != nil && j.unary.pace.here(lone && a.reader.Buffered() == 0) {
+		return true, nil
+	}
 	a.s.dispatch(j)
-	return nil
+	return false, nil
 }
 
 // maxTimeout bounds what a peer may ask for; longer counts as this.
@@ -161,6 +182,9 @@ type job struct {
 	size  int
 	ctx   callContext
 
+	unary *unary // nil if there is none of that name
+	here  bool   // the reader runs it
+
 	mu              sync.Mutex // of what the handler sets
 	header, trailer metadata.MD
 	method          string
@@ -169,7 +193,14 @@ type job struct {
 // run runs one call to its end and answers it.
 func (j *job) run() {
 	a := j.a
+	var began time.Time
+	if j.here {
+		began = time.Now()
+	}
 	reply, err := j.call()
+	if j.here {
+		j.unary.pace.took(time.Since(began))
+	}
 	if err == nil {
 		err = a.answer(j, reply)
 	}
@@ -196,7 +227,7 @@ func (j *job) call() (reply any, err error) {
 		}
 	}
 	defer free()
-	m := a.s.unary[string(j.frame.method)]
+	m := j.unary
 	if m == nil {
 		return nil, fault.New(fault.Unsupported, "call %q: this node has no such method", j.frame.method)
 	}
@@ -279,7 +310,13 @@ func (a *answers) answer(j *job, reply any) error {
 // send fails when the call ended before there was room. A failure must follow then,
 // also to a caller that gave up: its call keeps its turn until it is answered.
 func (a *answers) send(j *job, frame []byte) error {
-	if a.out.put(&j.ctx, frame, false) {
+	how := inTurn
+	a.mu.Lock()
+	if len(a.running) == 1 {
+		how = alone
+	}
+	a.mu.Unlock()
+	if a.out.put(&j.ctx, frame, how) {
 		return nil
 	}
 	if err := j.ctx.Err(); err != nil {
@@ -320,7 +357,7 @@ func (a *answers) failWith(j *job, err error) {
 	if err != nil || len(body) > pieceBytes {
 		body, _ = proto.Marshal(status.New(fault.Internal.GRPC(), "the failure could not be encoded").Proto())
 	}
-	a.out.put(a.ctx, endFrame(append(j.begin(nil, flagFailed), body...), 0), false)
+	a.out.put(a.ctx, endFrame(append(j.begin(nil, flagFailed), body...), 0), inTurn)
 }
 
 // A job is the grpc.ServerTransportStream of its call.

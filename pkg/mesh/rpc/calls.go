@@ -212,6 +212,10 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 	l.next++
 	id := l.next
 	l.calls[id] = c
+	how := inTurn
+	if len(l.calls) == 1 {
+		how = alone
+	}
 	l.mu.Unlock()
 
 	b := newBuffer(q.size + len(q.method) + 64)
@@ -222,7 +226,7 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 		return false, err
 	}
 	b.bytes = out
-	sent = l.out.put(ctx, b.bytes, false)
+	sent = l.out.put(ctx, b.bytes, how)
 	b.free()
 	if !sent && ctx.Err() != nil {
 		l.forget(id, c, nil)
@@ -236,7 +240,7 @@ func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bo
 			return true, ended(ctx, q.method, peer) // its answer came at the same moment
 		}
 		var cancel [16]byte
-		l.out.put(ctx, endFrame(beginFrame(cancel[:0], kindCancel, id), 0), true)
+		l.out.put(ctx, endFrame(beginFrame(cancel[:0], kindCancel, id), 0), atOnce)
 		return true, ended(ctx, q.method, peer)
 	}
 	if c.err != nil {

@@ -41,8 +41,9 @@ const (
 	// FastBytes is the largest request that the stream of calls takes: 64 KiB of
 	// payload and what stands around it.
 	FastBytes = 65 << 10
-	// readBytes is the buffer of a reader. Links that are idle are given back.
-	readBytes = 16 << 10
+	// readBytes is the buffer of a reader: small, since thousands of agents hold a link
+	// each for a while after every call; what is larger is read around it.
+	readBytes = 4 << 10
 	// pieceBytes is the most that one frame of an answer carries.
 	pieceBytes = 64 << 10
 	// maxPairsBytes bounds headers, and trailers, of one call, as gRPC's own limit here.

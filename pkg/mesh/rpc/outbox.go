@@ -13,7 +13,8 @@ const outboxBytes = 256 << 10
 
 // outbox gathers the frames of many calls and writes them to one connection, in
 // the order of put. While a write runs, what comes meanwhile becomes the next
-// write: the more calls, the fewer writes a call.
+// write: the more calls, the fewer writes a call. The frame of a lone call is
+// written by its own goroutine: to wake another would cost more than the write.
 type outbox struct {
 	conn  net.Conn
 	wake  chan struct{}
@@ -21,6 +22,7 @@ type outbox struct {
 	once  sync.Once
 
 	mu      sync.Mutex
+	writing bool
 	waiting *buffer       // nil when nothing waits
 	room    chan struct{} // made by who waits for room, closed by the writer
 }
@@ -32,26 +34,40 @@ func newOutbox(c net.Conn) *outbox {
 // end makes put fail and the writer stop. It does not close the connection.
 func (o *outbox) end() { o.once.Do(func() { close(o.ended) }) }
 
+// urgency is how a frame goes out.
+type urgency int
+
+const (
+	inTurn urgency = iota
+	// atOnce is for a few bytes that must not wait: it never blocks.
+	atOnce
+	// alone is for a call beside which no other runs on the stream: the other end has
+	// taken in all that was sent before, so its write does not wait for it.
+	alone
+)
+
 // put adds a whole frame. With a slow reader at the other end it blocks until
 // there is room, ctx ends or the connection ended; ok is false then and nothing
-// was added. A frame of calm (a few bytes that must not wait) never blocks.
-func (o *outbox) put(ctx context.Context, frame []byte, calm bool) (ok bool) {
+// was added, or it was lost with the connection.
+func (o *outbox) put(ctx context.Context, frame []byte, how urgency) (ok bool) {
 	for {
 		o.mu.Lock()
 		if o.isEnded() {
 			o.mu.Unlock()
 			return false
 		}
-		if calm || o.waiting == nil || len(o.waiting.bytes)+len(frame) <= outboxBytes {
+		if how == alone && !o.writing && o.waiting == nil {
+			o.writing = true
+			o.mu.Unlock()
+			return o.write(frame)
+		}
+		if how == atOnce || o.waiting == nil || len(o.waiting.bytes)+len(frame) <= outboxBytes {
 			if o.waiting == nil {
 				o.waiting = newBuffer(maxFrameBytes)
 			}
 			o.waiting.bytes = append(o.waiting.bytes, frame...)
 			o.mu.Unlock()
-			select {
-			case o.wake <- struct{}{}:
-			default:
-			}
+			o.poke()
 			return true
 		}
 		if o.room == nil {
@@ -78,6 +94,31 @@ func (o *outbox) isEnded() bool {
 	}
 }
 
+// write writes what the caller has taken the turn for, and gives the turn back.
+func (o *outbox) write(b []byte) (ok bool) {
+	_, err := o.conn.Write(b)
+	o.mu.Lock()
+	o.writing = false
+	more := o.waiting != nil
+	o.mu.Unlock()
+	if err != nil {
+		o.end()
+		_ = o.conn.Close()
+		return false
+	}
+	if more {
+		o.poke()
+	}
+	return true
+}
+
+func (o *outbox) poke() {
+	select {
+	case o.wake <- struct{}{}:
+	default:
+	}
+}
+
 // run writes until the connection ends.
 func (o *outbox) run() {
 	for {
@@ -91,21 +132,24 @@ func (o *outbox) run() {
 			// calls costs little more than one for one.
 			runtime.Gosched()
 			o.mu.Lock()
+			if o.writing { // who does wakes this again
+				o.mu.Unlock()
+				break
+			}
 			b := o.waiting
 			o.waiting = nil
 			if o.room != nil {
 				close(o.room)
 				o.room = nil
 			}
+			o.writing = b != nil
 			o.mu.Unlock()
 			if b == nil {
 				break
 			}
-			_, err := o.conn.Write(b.bytes)
+			ok := o.write(b.bytes)
 			b.free()
-			if err != nil {
-				o.end()
-				_ = o.conn.Close()
+			if !ok {
 				return
 			}
 		}
