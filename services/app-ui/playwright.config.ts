@@ -5,8 +5,8 @@ import { defineConfig } from '@playwright/test';
 export default defineConfig({
   testDir: 'tests',
   globalSetup: './tests/platform.ts',
-  timeout: 180_000,
-  expect: { timeout: 90_000 },
+  timeout: 600_000,
+  expect: { timeout: 180_000 },
   workers: 1,
   reporter: [['list']],
   use: {

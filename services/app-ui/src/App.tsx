@@ -1,17 +1,19 @@
 import { AppShell, Badge, Burger, Button, Group, NavLink, Text, Title } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
-import { IconCpu, IconKey, IconLayoutList, IconStethoscope, IconTopologyStar3 } from '@tabler/icons-react';
-import { useQuery, useQueryClient } from '@tanstack/react-query';
+import { IconCpu, IconFolders, IconKey, IconLayoutList, IconStethoscope, IconTopologyStar3 } from '@tabler/icons-react';
+import { useQueryClient } from '@tanstack/react-query';
 import { useSyncExternalStore } from 'react';
 import { Link, Redirect, Route, Switch, useLocation } from 'wouter';
-import { call, token, type User } from './api';
+import { call, token } from './api';
 import { CreateJob } from './CreateJob';
 import { Health } from './Health';
 import { JobPage } from './JobPage';
 import { Jobs } from './Jobs';
 import { Keys } from './Keys';
 import { Login } from './Login';
+import { useMe } from './me';
 import { Network } from './Network';
+import { Projects } from './Projects';
 import { Racks } from './Racks';
 
 export function App() {
@@ -22,14 +24,16 @@ export function App() {
 const pages = [
   { path: '/jobs', label: 'Jobs', icon: IconLayoutList },
   { path: '/racks', label: 'Racks', icon: IconCpu },
+  { path: '/projects', label: 'Projects', icon: IconFolders },
   { path: '/health', label: 'Health', icon: IconStethoscope },
+  { path: '/network', label: 'Network', icon: IconTopologyStar3, right: 'admin' },
 ];
 
 function Shell() {
   const [opened, { toggle, close }] = useDisclosure();
   const [location] = useLocation();
   const queries = useQueryClient();
-  const me = useQuery({ queryKey: ['me'], queryFn: () => call<{ user: User }>('GET', '/api/v1/me') });
+  const { user, may } = useMe();
   const logout = async () => {
     await call('POST', '/api/v1/logout').catch(() => undefined);
     token.set(null);
@@ -40,26 +44,23 @@ function Shell() {
       <AppShell.Header>
         <Group h="100%" px="md" justify="space-between" wrap="nowrap">
           <Group wrap="nowrap">
-            <Burger opened={opened} onClick={toggle} hiddenFrom="sm" size="sm" aria-label="Menu" />
+            <Burger opened={opened} onClick={toggle} hiddenFrom="sm" size="sm" aria-label="Menu" aria-expanded={opened} />
             <Title order={3}>CosmicAC</Title>
           </Group>
           <Group gap="sm" wrap="nowrap">
-            <Text size="sm" c="dimmed" visibleFrom="sm">{me.data?.user.email}</Text>
-            {me.data?.user.administrator && <Badge variant="light" visibleFrom="sm">administrator</Badge>}
+            <Text size="sm" c="dimmed" visibleFrom="sm">{user?.email}</Text>
+            {user?.administrator && <Badge variant="light" visibleFrom="sm">administrator</Badge>}
             <Button variant="default" size="xs" onClick={logout}>Log out</Button>
           </Group>
         </Group>
       </AppShell.Header>
-      <AppShell.Navbar p="sm">
-        {pages.map((p) => (
-          <NavLink key={p.path} component={Link} href={p.path} label={p.label} leftSection={<p.icon size={18} />} active={location.startsWith(p.path)} onClick={close} />
+      <AppShell.Navbar p="sm" aria-label="Main">
+        {pages.filter((p) => !p.right || may(p.right)).map((p) => (
+          <NavLink key={p.path} component={Link} href={p.path} label={p.label} leftSection={<p.icon size={18} aria-hidden />} active={location.startsWith(p.path)} onClick={close} />
         ))}
-        {me.data?.user.administrator && (
-          <NavLink component={Link} href="/network" label="Network" leftSection={<IconTopologyStar3 size={18} />} active={location === '/network'} onClick={close} />
-        )}
         <NavLink label="Settings" defaultOpened>
           <NavLink label="Developer" defaultOpened>
-            <NavLink component={Link} href="/settings/api-keys" label="API keys" leftSection={<IconKey size={18} />} active={location === '/settings/api-keys'} onClick={close} />
+            <NavLink component={Link} href="/settings/api-keys" label="API keys" leftSection={<IconKey size={18} aria-hidden />} active={location === '/settings/api-keys'} onClick={close} />
           </NavLink>
         </NavLink>
       </AppShell.Navbar>
@@ -69,6 +70,7 @@ function Shell() {
           <Route path="/jobs/:id">{(p) => <JobPage id={p.id} />}</Route>
           <Route path="/jobs" component={Jobs} />
           <Route path="/racks" component={Racks} />
+          <Route path="/projects" component={Projects} />
           <Route path="/health" component={Health} />
           <Route path="/network" component={Network} />
           <Route path="/settings/api-keys" component={Keys} />

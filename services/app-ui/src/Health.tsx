@@ -1,16 +1,15 @@
-import { Alert, Loader, Stack, Text, Title } from '@mantine/core';
+import { Alert, Text } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
-import { call, type Warning } from './api';
-import { Failure } from './parts';
+import { read, type Warning } from './api';
+import { Failure, Loading, Page } from './parts';
 
 export function Health() {
-  const health = useQuery({ queryKey: ['health'], queryFn: ({ signal }) => call<{ warnings: Warning[] | null }>('GET', '/api/v1/health', undefined, signal), refetchInterval: 5000 });
+  const health = useQuery({ ...read<{ warnings: Warning[] | null }>('/health'), refetchInterval: 5000 });
   const warnings = health.data?.warnings ?? [];
   return (
-    <Stack>
-      <Title order={2}>Health</Title>
+    <Page title="Health">
       <Failure error={health.error} />
-      {health.isPending && <Loader />}
+      {health.isPending && <Loading />}
       {health.isSuccess && warnings.length === 0 && <Alert color="green" title="Every daemon answers and reports nothing wrong" />}
       {warnings.map((w) => (
         <Alert key={`${w.daemon}/${w.code}`} color={w.severity === 'error' ? 'red' : w.severity === 'warning' ? 'yellow' : 'blue'} title={`${w.daemon}: ${w.text}`}>
@@ -18,6 +17,6 @@ export function Health() {
           <Text size="xs" c="dimmed">{w.code}</Text>
         </Alert>
       ))}
-    </Stack>
+    </Page>
   );
 }

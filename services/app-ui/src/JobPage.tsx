@@ -1,116 +1,143 @@
-import { Alert, Badge, Button, Card, Code, Group, Loader, Modal, Stack, Table, Text, Timeline, Title } from '@mantine/core';
-import { useQuery } from '@tanstack/react-query';
-import { useEffect, useState } from 'react';
-import { Link, useLocation } from 'wouter';
-import { type Attempt, call, ended, followJob, type Job, type JobEvent } from './api';
-import { Failure, kindText, StateBadge, words } from './parts';
+import { Alert, Badge, Button, Card, Code, DataList, Group, SimpleGrid, Stack, Text, Timeline, Title } from '@mantine/core';
+import { useQuery, useQueryClient } from '@tanstack/react-query';
+import { type ReactNode, useEffect, useState } from 'react';
+import { Link } from 'wouter';
+import { AttemptCard, EarlierAttempts } from './Attempts';
+import { type AvailableGPU, call, ended, followJob, type Job, type JobEvent, read } from './api';
+import { plural, since, span, when } from './format';
+import { JobActions } from './JobActions';
+import { Limits } from './Limits';
+import { useActors } from './me';
+import { Explanation, Failure, kindText, Loading, Page, sentence, StateBadge, useNow, words } from './parts';
+import { states } from './words';
 
 export function JobPage({ id }: { id: string }) {
-  const [, go] = useLocation();
   const [job, setJob] = useState<Job | null>(null);
   const [gone, setGone] = useState(false);
-  const [error, setError] = useState<unknown>(null);
-  const [confirming, setConfirming] = useState(false);
+  const [broken, setBroken] = useState<unknown>(null);
   useEffect(() => {
     const abort = new AbortController();
     setJob(null);
     setGone(false);
-    void followJob(id, abort.signal, setJob, () => setGone(true));
+    void followJob(id, abort.signal, setJob, () => setGone(true), setBroken);
     return () => abort.abort();
   }, [id]);
-  const history = useQuery({ queryKey: ['history', id, job?.state, job?.reason], enabled: job !== null && !gone, queryFn: ({ signal }) => call<{ events: JobEvent[] | null }>('GET', `/api/v1/jobs/${id}/history`, undefined, signal) });
-  const act = async (method: string, suffix: string) => {
-    setError(null);
-    setConfirming(false);
-    try {
-      const after = await call<Job | undefined>(method, `/api/v1/jobs/${id}${suffix}`);
-      if (after?.id) setJob(after);
-    } catch (e) {
-      setError(e);
-    }
-  };
   if (gone) return <Alert title="This job is deleted">Nothing of it is left in the cluster. <Link href="/jobs">Back to jobs</Link></Alert>;
-  if (!job) return <Loader />;
-  const attempts = (job.replica_list ?? []).flatMap((r) => (r.attempts ?? []).map((a) => ({ replica: r.index, attempt: a })));
+  if (!job) return broken ? <Failure error={broken} /> : <Loading />;
+  const replicas = job.replica_list ?? [];
+  const attempts = replicas.map((r) => r.attempts ?? []);
   return (
-    <Stack>
-      <Group justify="space-between">
-        <Group>
-          <Title order={2}>{job.name}</Title>
-          <StateBadge state={job.state} />
-          {job.simulated && <Badge color="grape" variant="outline">simulated</Badge>}
-        </Group>
-        <Group>
-          {ended(job.state) ? <Button variant="default" onClick={() => act('POST', '/start')}>Start</Button>
-            : <Button variant="default" onClick={() => act('POST', '/stop')} disabled={job.state === 'stopping'}>Stop</Button>}
-          <Button color="red" variant="light" onClick={() => setConfirming(true)}>Delete</Button>
-        </Group>
+    <Page title={job.name} actions={<JobActions job={job} changed={setJob} />}>
+      {broken !== null && <Alert color="orange" title={`What is shown may be old: ${(broken as Error).message}`} role="status" />}
+      <Group gap="xs" aria-live="polite">
+        <StateBadge state={job.state} />
+        {job.simulated && <Badge color="grape" variant="outline">simulated</Badge>}
+        {(job.tags ?? []).map((t) => <Badge key={t} color="gray" variant="outline" tt="none">{t}</Badge>)}
       </Group>
-      <Failure error={error} />
-      {(job.reason || job.message) && (
-        <Alert color={job.state === 'failed' ? 'red' : 'blue'} title={words(job.reason || 'state')} data-testid="reason">{job.message}</Alert>
-      )}
-      {(job.conditions ?? []).map((c) => <Alert key={c.kind} color="yellow" title={words(c.kind)}>{c.message}</Alert>)}
-      <Card withBorder>
-        <Table variant="vertical" layout="fixed">
-          <Table.Tbody>
-            <Table.Tr><Table.Th w={180}>Id</Table.Th><Table.Td><Code>{job.id}</Code></Table.Td></Table.Tr>
-            <Table.Tr><Table.Th>Kind</Table.Th><Table.Td>{kindText(job.kind)}</Table.Td></Table.Tr>
-            <Table.Tr><Table.Th>GPUs</Table.Th><Table.Td>{job.gpu?.count ? `${job.gpu.count} × ${job.gpu.model}` : 'none'}</Table.Td></Table.Tr>
-            <Table.Tr><Table.Th>Location</Table.Th><Table.Td>{job.location}</Table.Td></Table.Tr>
-            {job.image && <Table.Tr><Table.Th>Image</Table.Th><Table.Td>{job.image}</Table.Td></Table.Tr>}
-            {job.model && <Table.Tr><Table.Th>Model</Table.Th><Table.Td>{job.model} ({job.runtime}), {job.replicas} replica{job.replicas === 1 ? '' : 's'}</Table.Td></Table.Tr>}
-            {job.endpoint_id && <Table.Tr><Table.Th>Endpoint</Table.Th><Table.Td><Code>{`${location.origin}/inference/e/${job.endpoint_id}/v1`}</Code></Table.Td></Table.Tr>}
-            {job.kind === 'gpu_container' && <Table.Tr><Table.Th>Shell</Table.Th><Table.Td><Code>{`cosmicac jobs shell ${job.id}`}</Code></Table.Td></Table.Tr>}
-          </Table.Tbody>
-        </Table>
-      </Card>
-      {attempts.map(({ replica, attempt }) => <AttemptCard key={attempt.id} replica={replica} attempt={attempt} />)}
-      <Title order={4}>History</Title>
-      <Timeline bulletSize={14} lineWidth={2} active={-1}>
-        {(history.data?.events ?? []).map((e) => (
-          <Timeline.Item key={e.sequence} title={`${e.state}${e.reason ? ` (${words(e.reason)})` : ''}`}>
-            <Text size="sm">{e.message}</Text>
-            <Text size="xs" c="dimmed">{new Date(e.time).toLocaleString()}{e.actor ? ` by ${e.actor}` : ''}</Text>
-          </Timeline.Item>
-        ))}
-      </Timeline>
-      <Modal opened={confirming} onClose={() => setConfirming(false)} title={`Delete ${job.name}?`}>
-        <Text mb="md">Its machines stop and its disks are removed for good.</Text>
-        <Group justify="flex-end">
-          <Button variant="default" onClick={() => setConfirming(false)}>Keep it</Button>
-          <Button color="red" onClick={() => act('DELETE', '').then(() => go(`/jobs/${id}`))}>Delete for good</Button>
-        </Group>
-      </Modal>
-    </Stack>
+      <Why job={job} />
+      {(job.conditions ?? []).map((c) => (
+        <Alert key={c.kind} color="yellow" title={`${words(c.kind)}${c.since ? `, since ${when(c.since)}` : ''}`} data-testid={`condition-${c.kind}`}><Explanation condition={c.kind} message={c.message} /></Alert>
+      ))}
+      {job.state === 'queued' && <Queue job={job} />}
+      <SimpleGrid cols={{ base: 1, md: 2 }}>
+        <Card withBorder><Facts job={job} /></Card>
+        <Limits job={job} />
+      </SimpleGrid>
+      {replicas.map((r, i) => attempts[i]!.slice(-1).filter((a) => a.rack_id || replicas.length > 1).map((a) => <AttemptCard key={a.id} job={job} replica={r} attempt={a} many={replicas.length > 1} />))}
+      <EarlierAttempts replicas={replicas} />
+      <History job={job} />
+    </Page>
   );
 }
 
-const graphColor: Record<string, string> = { ready: 'green', failed: 'red', waiting: 'blue', creating: 'blue', pending: 'gray', deleting: 'orange', gone: 'gray' };
-
-function AttemptCard({ replica, attempt }: { replica: number; attempt: Attempt }) {
-  const nodes = attempt.nodes ?? [];
+/** Why the job is in its state, what that means and what helps. */
+function Why({ job }: { job: Job }) {
+  if (!job.reason && !job.message && !ended(job.state)) return null;
+  const color = job.state === 'failed' ? 'red' : job.state === 'queued' ? 'yellow' : 'blue';
   return (
-    <Card withBorder>
-      <Group justify="space-between" mb="xs">
-        <Text fw={600}>Replica {replica}, attempt {attempt.number} <Text span size="sm" c="dimmed">{attempt.id}</Text></Text>
-        <Group gap={6}><StateBadge state={attempt.state} />{attempt.gone && <Badge variant="outline" color="gray">GPUs given back</Badge>}</Group>
-      </Group>
-      <Text size="sm" c="dimmed" mb="xs">{attempt.rack_id ? `rack ${attempt.rack_id}` : 'no rack yet'}{nodes.map((n) => `, ${n.gpu_count} GPUs on ${n.node_name}`).join('')}{attempt.message ? `: ${attempt.message}` : ''}</Text>
-      {nodes.some((n) => (n.graph ?? []).length > 0) && (
-        <Table>
-          <Table.Thead><Table.Tr><Table.Th>Object</Table.Th><Table.Th>State</Table.Th><Table.Th>The cluster's words</Table.Th></Table.Tr></Table.Thead>
-          <Table.Tbody>
-            {nodes.flatMap((n) => (n.graph ?? []).map((g) => (
-              <Table.Tr key={`${g.kind}/${g.name}`}>
-                <Table.Td><Text size="sm">{g.kind}</Text><Text size="xs" c="dimmed">{g.name}</Text></Table.Td>
-                <Table.Td><Badge size="sm" variant="light" color={graphColor[g.state] ?? 'gray'}>{g.state}</Badge></Table.Td>
-                <Table.Td><Text size="sm">{g.message}</Text></Table.Td>
-              </Table.Tr>
-            )))}
-          </Table.Tbody>
-        </Table>
+    <Alert color={color} title={words(job.reason) || (states[job.state]?.label ?? job.state)} data-testid="reason">
+      <Explanation reason={job.reason} message={job.message} />
+      {ended(job.state) && job.state !== 'failed' && states[job.state] && <Text size="sm" mt={4}>{sentence(states[job.state]!.means)}</Text>}
+    </Alert>
+  );
+}
+
+/** Since when the job waits, and who else waits for the same. */
+function Queue({ job }: { job: Job }) {
+  const now = useNow();
+  const model = job.gpu?.model ?? '';
+  const gpus = useQuery({ ...read<{ gpus: AvailableGPU[] | null }>(`/gpus?${new URLSearchParams({ location: job.location, model })}`), enabled: model !== '', refetchInterval: 5000 });
+  const waiting = (job.replica_list ?? []).flatMap((r) => (r.attempts ?? []).slice(-1)).filter((a) => a.state === 'queued' && a.created_at);
+  const longest = Math.max(0, ...waiting.map((a) => since(a.created_at!, now)));
+  const free = gpus.data?.gpus?.[0];
+  return (
+    <Card withBorder data-testid="queue">
+      <Title order={4} mb="xs">In the queue</Title>
+      <Text size="sm">Waits for {span(longest)}, with priority {job.priority}.</Text>
+      {free && (
+        <Text size="sm">
+          {free.waiting > 1 ? `${plural(free.waiting, 'replica')} wait for ${free.model} in ${free.location}, this job's among them; the longest for ${span(free.longest_wait_seconds)}.` : `Nobody else waits for ${free.model} in ${free.location}.`}
+          {` ${free.held} of ${free.total} are held.`}
+        </Text>
       )}
+      <Text size="sm" c="dimmed">Higher priority goes first, then who has waited longest. Who does not fit is passed by others, but not for ever.</Text>
     </Card>
+  );
+}
+
+function Facts({ job }: { job: Job }) {
+  const gpus = job.gpu?.count ?? 0;
+  const rows: [string, ReactNode][] = [
+    ['Id', <Code key="id">{job.id}</Code>],
+    ['Kind', kindText(job.kind)],
+    ['GPUs', gpus > 0 ? `${gpus} × ${job.gpu!.model}${job.replicas > 1 ? ' a replica' : ''}` : 'none'],
+    ['CPU, memory', `${job.cpu_cores_per_gpu * Math.max(gpus, 1)} cores, ${job.memory_gib_per_gpu * Math.max(gpus, 1)} GiB${job.replicas > 1 ? ' a replica' : ''}`],
+    ['Location', job.location],
+    ['Created', when(job.created_at)],
+    ['Priority', `${job.priority}, placement ${job.placement}`],
+  ];
+  if (job.image) rows.push(['Image', job.image], ['Disk', `${job.disk_gib} GB`]);
+  if (job.model) rows.push(['Model', `${job.model} (${job.runtime}), ${plural(job.replicas, 'replica')}`]);
+  if (job.endpoint_id) rows.push(['Endpoint', <Code key="e">{`${location.origin}/inference/e/${job.endpoint_id}/v1`}</Code>]);
+  if (job.kind === 'gpu_container') rows.push(['Shell', <Code key="s">{`cosmicac jobs shell ${job.id}`}</Code>]);
+  return (
+    <DataList orientation="horizontal" labelWidth={110} size="sm">
+      {rows.map(([label, value]) => (
+        <DataList.Item key={label}>
+          <DataList.ItemLabel>{label}</DataList.ItemLabel>
+          <DataList.ItemValue style={{ overflowWrap: 'anywhere', minWidth: 0 }}>{value}</DataList.ItemValue>
+        </DataList.Item>
+      ))}
+    </DataList>
+  );
+}
+
+const shownAtFirst = 6;
+
+/** Every transition, newest first, read again after each change of the job. */
+function History({ job }: { job: Job }) {
+  const queries = useQueryClient();
+  const key = ['history', job.id];
+  const history = useQuery({ queryKey: key, queryFn: ({ signal }) => call<{ events: JobEvent[] | null }>('GET', `/api/v1/jobs/${job.id}/history`, undefined, signal) });
+  useEffect(() => { void queries.invalidateQueries({ queryKey: ['history', job.id] }); }, [queries, job.id, job.revision]);
+  const [all, setAll] = useState(false);
+  const events = [...(history.data?.events ?? [])].reverse();
+  const named = useActors();
+  const number = new Map((job.replica_list ?? []).flatMap((r) => (r.attempts ?? []).map((a) => [a.id, job.replicas > 1 ? `replica ${r.index}, attempt ${a.number}` : `attempt ${a.number}`])));
+  return (
+    <Stack component="section" aria-label="History" gap="sm">
+      <Title order={4}>History</Title>
+      <Failure error={history.error} />
+      {history.isPending && <Loading />}
+      <Timeline bulletSize={12} lineWidth={2} styles={{ item: { marginTop: 12 }, itemTitle: { fontSize: 'var(--mantine-font-size-sm)', marginBottom: 2 } }}>
+        {events.slice(0, all ? undefined : shownAtFirst).map((e) => (
+          <Timeline.Item key={e.sequence} title={`${states[e.state]?.label ?? e.state}${e.reason ? `: ${words(e.reason)}` : ''}`}>
+            {e.message && <Text size="sm" style={{ overflowWrap: 'anywhere' }}>{e.message}</Text>}
+            <Text size="xs" c="dimmed">{[when(e.time), e.actor && `by ${named(e.actor)}`, number.get(e.attempt_id)].filter(Boolean).join(', ')}</Text>
+          </Timeline.Item>
+        ))}
+      </Timeline>
+      {!all && events.length > shownAtFirst && <Group><Button size="xs" variant="default" onClick={() => setAll(true)}>Show all {events.length}</Button></Group>}
+    </Stack>
   );
 }

@@ -1,8 +1,10 @@
-import { Badge, Button, Checkbox, Code, CopyButton, Group, Loader, Modal, Stack, Table, Text, TextInput, Title } from '@mantine/core';
+import { Badge, Button, Checkbox, Code, CopyButton, Modal, Stack, Table, Text, TextInput } from '@mantine/core';
 import { useQuery, useQueryClient } from '@tanstack/react-query';
 import { type FormEvent, useState } from 'react';
+import { Ask } from './Ask';
 import { type APIKey, call, type UsageBucket } from './api';
-import { ago, Failure } from './parts';
+import { ago } from './format';
+import { Failure, Loading, Page } from './parts';
 
 export function Keys() {
   const queries = useQueryClient();
@@ -12,6 +14,7 @@ export function Keys() {
   const [name, setName] = useState('');
   const [made, setMade] = useState<string | null>(null);
   const [saved, setSaved] = useState(false);
+  const [revoking, setRevoking] = useState<APIKey | null>(null);
   const [error, setError] = useState<unknown>(null);
   const tokens = (id: string) => (usage.data?.buckets ?? []).filter((b) => b.api_key_id === id).reduce((sum, b) => sum + b.total_tokens, 0);
   const create = async (e: FormEvent) => {
@@ -28,20 +31,14 @@ export function Keys() {
       setError(e);
     }
   };
-  const revoke = async (id: string) => {
-    setError(null);
-    try {
-      await call('POST', `/api/v1/api-keys/${id}/revoke`);
-      await queries.invalidateQueries({ queryKey: ['api-keys'] });
-    } catch (e) {
-      setError(e);
-    }
+  const revoke = async () => {
+    await call('POST', `/api/v1/api-keys/${revoking!.id}/revoke`);
+    await queries.invalidateQueries({ queryKey: ['api-keys'] });
   };
   return (
-    <Stack>
-      <Group justify="space-between"><Title order={2}>API keys</Title><Button onClick={() => { setError(null); setCreating(true); }}>Create Key</Button></Group>
-      <Failure error={keys.error ?? (creating ? null : error)} />
-      {keys.isPending && <Loader />}
+    <Page title="API keys" actions={<Button onClick={() => { setError(null); setCreating(true); }}>Create Key</Button>}>
+      <Failure error={keys.error} />
+      {keys.isPending && <Loading />}
       {keys.isSuccess && (keys.data.api_keys ?? []).length === 0 && <Text c="dimmed">No keys yet. A key lets an OpenAI client use your Managed Inference Jobs.</Text>}
       {(keys.data?.api_keys ?? []).length > 0 && (
         <Table.ScrollContainer minWidth={640}>
@@ -53,14 +50,14 @@ export function Keys() {
                   <Table.Td>{k.name}</Table.Td><Table.Td><Code>{k.id}</Code></Table.Td>
                   <Table.Td><Badge variant="light" color={k.status === 'active' ? 'green' : 'gray'}>{k.status}</Badge></Table.Td>
                   <Table.Td>{ago(k.created_at)}</Table.Td><Table.Td>{k.last_used_at ? ago(k.last_used_at) : 'never'}</Table.Td><Table.Td>{tokens(k.id)}</Table.Td>
-                  <Table.Td>{k.status === 'active' && <Button size="xs" variant="light" color="red" onClick={() => revoke(k.id)}>Revoke</Button>}</Table.Td>
+                  <Table.Td>{k.status === 'active' && <Button size="xs" variant="light" color="red" onClick={() => setRevoking(k)}>Revoke</Button>}</Table.Td>
                 </Table.Tr>
               ))}
             </Table.Tbody>
           </Table>
         </Table.ScrollContainer>
       )}
-      <Modal opened={creating} onClose={() => setCreating(false)} title="Create Key">
+      <Modal opened={creating} onClose={() => setCreating(false)} title="Create Key" closeButtonProps={{ 'aria-label': 'Close' }}>
         <form onSubmit={create}><Stack>
           <TextInput label="Name" required value={name} onChange={(e) => setName(e.currentTarget.value)} data-autofocus />
           <Failure error={error} />
@@ -76,6 +73,9 @@ export function Keys() {
           <Button disabled={!saved} onClick={() => setMade(null)}>Done</Button>
         </Stack>
       </Modal>
-    </Stack>
+      <Ask opened={revoking !== null} onClose={() => setRevoking(null)} title={revoking ? `Revoke ${revoking.name}?` : ''} yes="Revoke it for good" no="Keep it" danger onYes={revoke}>
+        <Text size="sm">Whoever uses this key is refused from now on. It cannot be taken back; its usage stays readable.</Text>
+      </Ask>
+    </Page>
   );
 }

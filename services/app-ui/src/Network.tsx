@@ -1,24 +1,24 @@
 // The picture of the mesh: every daemon on a circle, and how each two are connected.
-import { Alert, Badge, Card, Group, Loader, Stack, Table, Text, Title } from '@mantine/core';
+import { Alert, Badge, Card, Group, Table, Text, Title } from '@mantine/core';
 import { useQuery } from '@tanstack/react-query';
 import { useState } from 'react';
-import { call, type Mesh, type MeshLink, type MeshNode } from './api';
-import { ago, Failure } from './parts';
+import { type Mesh, type MeshLink, type MeshNode, read } from './api';
+import { ago } from './format';
+import { Failure, Loading, Page } from './parts';
 
 const width = 760, height = 460, radiusX = 270, radiusY = 165;
 
 export function Network() {
-  const mesh = useQuery({ queryKey: ['mesh'], queryFn: ({ signal }) => call<Mesh>('GET', '/api/v1/mesh', undefined, signal), refetchInterval: 5000 });
+  const mesh = useQuery({ ...read<Mesh>('/mesh'), refetchInterval: 5000 });
   const [chosen, choose] = useState<string | null>(null);
   const nodes = mesh.data?.nodes ?? [];
   const links = mesh.data?.links ?? [];
   const name = (key: string) => nodes.find((n) => n.key === key)?.name ?? `${key.slice(0, 12)}…`;
   const shown = chosen === null ? links : links.filter((l) => l.from === chosen || l.to === chosen);
   return (
-    <Stack>
-      <Title order={2}>Network</Title>
+    <Page title="Network">
       <Failure error={mesh.error} />
-      {mesh.isPending && <Loader />}
+      {mesh.isPending && <Loading />}
       {mesh.data && !mesh.data.complete && <Alert color="yellow" title="Part of the picture">A daemon did not answer; what only it knows is not drawn.</Alert>}
       {mesh.data && (
         <Card withBorder>
@@ -28,7 +28,7 @@ export function Network() {
       )}
       {chosen !== null && nodes.filter((n) => n.key === chosen).map((n) => <About key={n.key} node={n} />)}
       {mesh.data && (
-        <Table data-testid="links">
+        <Table.ScrollContainer minWidth={760}><Table data-testid="links">
           <Table.Thead><Table.Tr>{['From', 'To', 'Path', 'Transport', 'Round trip', 'Address', 'Since'].map((h) => <Table.Th key={h}>{h}</Table.Th>)}</Table.Tr></Table.Thead>
           <Table.Tbody>
             {shown.map((l) => (
@@ -43,9 +43,9 @@ export function Network() {
               </Table.Tr>
             ))}
           </Table.Tbody>
-        </Table>
+        </Table></Table.ScrollContainer>
       )}
-    </Stack>
+    </Page>
   );
 }
 

@@ -2,26 +2,46 @@
 // login token in sessionStorage, so that it ends with the browser tab.
 
 export interface GPU { model: string; count: number }
-export interface Condition { kind: string; message: string; since: string }
-export interface GraphNode { kind: string; name: string; state: string; message: string }
+export interface Condition { kind: string; message: string; since?: string | null }
+export interface GraphNode { kind: string; name: string; state: string; message: string; since?: string | null; deadline?: string | null }
 export interface AttemptNode { node_name: string; gpu_count: number; vmi_name: string; vmi_uid: string; graph?: GraphNode[] | null }
 export interface Attempt {
-  id: string; number: number; state: string; reason: string; message: string; rack_id: string; gone: boolean;
-  created_at?: string | null; running_at?: string | null; ended_at?: string | null; nodes?: AttemptNode[] | null;
+  id: string; number: number; state: string; reason: string; message: string; rack_id: string; gone: boolean; abandoned: boolean;
+  created_at?: string | null; running_at?: string | null; ended_at?: string | null; claimed_at?: string | null; gone_at?: string | null; nodes?: AttemptNode[] | null;
 }
 export interface Replica { id: string; index: number; state: string; reason: string; message: string; attempts?: Attempt[] | null }
 export interface Job {
-  id: string; kind: string; name: string; tags?: string[] | null; location: string; gpu?: GPU | null; disk_gib: number; image: string; model: string;
-  runtime: string; replicas: number; require_authorization?: boolean; state: string; reason: string; message: string;
-  conditions?: Condition[] | null; endpoint_id?: string; simulated?: boolean; created_at: string; updated_at: string; replica_list?: Replica[] | null;
+  id: string; kind: string; name: string; tags?: string[] | null; location: string; gpu?: GPU | null; cpu_cores_per_gpu: number; memory_gib_per_gpu: number;
+  disk_gib: number; image: string; model: string; runtime: string; replicas: number; require_authorization?: boolean; placement: string; priority: number;
+  max_duration_seconds: number; idle_stop_seconds: number; cost_limit_cents: number; price_cents_per_gpu_hour?: number | null; currency: string; cost_cents: number;
+  project_id: string; user_id: string; state: string; reason: string; message: string; conditions?: Condition[] | null; endpoint_id?: string; simulated?: boolean;
+  created_at: string; updated_at: string; revision: number; replica_list?: Replica[] | null;
 }
 export interface JobEvent { sequence: number; time: string; state: string; reason: string; message: string; actor: string; attempt_id: string }
-export interface NodeGPU { model: string; total: number; healthy: number; held: number; offerable: number; message: string }
+export interface PlanRefusal { rack_id: string; reason: string; message: string }
+export interface ReplicaPlan { index: number; rack_id: string; gpu_model: string; nodes: { name: string; gpu_count: number }[]; refusals: PlanRefusal[] }
+export interface Plan { fits: boolean; state: string; reason: string; message: string; replicas: ReplicaPlan[] }
+export interface NodeGPU { model: string; total: number; healthy: number; held: number; offerable: number; message: string; quarantine: string; holders?: Record<string, number> | null }
 export interface RackNode { name: string; schedulable: boolean; message: string; gpus?: NodeGPU[] | null }
 export interface Rack {
-  id: string; location: string; key?: string; connected: boolean; cordoned: boolean; simulated: boolean; message: string; last_seen_at?: string | null; nodes?: RackNode[] | null;
+  id: string; location: string; key?: string; connected: boolean; cordoned: boolean; simulated: boolean; message: string; last_seen_at?: string | null;
+  drain_since?: string | null; drain_deadline?: string | null; nodes?: RackNode[] | null;
 }
-export interface AvailableGPU { model: string; location: string; total: number; held: number; offerable: number; largest_node_offerable: number }
+export interface StartFailure { attempt_id: string; job_id: string; time?: string | null; reason: string; message: string; gpu_uuids?: string[] | null }
+export interface Quarantine {
+  rack_id: string; node_name: string; gpu_model: string; active: boolean; since?: string | null; actor: string; message: string; evidence?: StartFailure[] | null;
+}
+export interface AbandonedAttempt { attempt_id: string; job_id: string; job_name: string; node_names?: string[] | null; gpu_count: number; present: boolean }
+export interface ForgottenRack {
+  id: string; location: string; key: string; forgotten_at?: string | null; actor: string; returned: boolean; attempts?: AbandonedAttempt[] | null; disk_job_ids?: string[] | null;
+}
+export interface AvailableRack { id: string; offerable: number; largest_node_offerable: number; reason: string; message: string }
+export interface AvailableGPU {
+  model: string; location: string; total: number; held: number; offerable: number; largest_node_offerable: number; racks?: AvailableRack[] | null;
+  waiting: number; waiting_gpus: number; longest_wait_seconds: number; price_cents_per_gpu_hour?: number | null; currency: string;
+}
+export interface Quota { project_id: string; maximum_gpus: number | null; held_gpus?: number | null; admitted: boolean }
+export interface Project { id: string; name: string; members?: string[] | null; quota: Quota }
 export interface APIKey { id: string; name: string; status: string; public_id: string; created_at: string; last_used_at?: string | null; expires_at?: string | null }
 export interface UsageBucket { start_ms: number; api_key_id: string; requests: number; prompt_tokens: number; completion_tokens: number; total_tokens: number }
 export interface Image { name: string; description: string }
@@ -37,6 +57,7 @@ export interface MeshLink {
 }
 export interface Mesh { complete: boolean; nodes: MeshNode[]; links: MeshLink[] }
 export interface User { id: string; email: string; administrator: boolean }
+export interface Me { user: User; projects: { id: string; name: string }[]; rights: string[] }
 
 /** What the server said was wrong, with the field that each rule belongs to. */
 export class APIError extends Error {
@@ -86,6 +107,9 @@ export async function call<T>(method: string, path: string, body?: unknown, sign
   return (text ? JSON.parse(text) : undefined) as T;
 }
 
+/** A read for useQuery, kept under its path. */
+export const read = <T,>(path: string) => ({ queryKey: [path], queryFn: ({ signal }: { signal: AbortSignal }) => call<T>('GET', `/api/v1${path}`, undefined, signal) });
+
 /** Splits a text/event-stream into events; feed it chunks as they come. */
 export function eventParser(each: (name: string, data: string) => void): (chunk: string) => void {
   let rest = '';
@@ -107,14 +131,18 @@ export function eventParser(each: (name: string, data: string) => void): (chunk:
   };
 }
 
-/** Follows a job until aborted; reconnects after a break, waiting a little longer each time. */
-export async function followJob(id: string, signal: AbortSignal, onJob: (job: Job) => void, onDeleted: () => void): Promise<void> {
+/**
+ * Follows a job until aborted; reconnects after a break, waiting a little longer each time. onBroken hears why there is
+ * no stream, and null once there is one again.
+ */
+export async function followJob(id: string, signal: AbortSignal, onJob: (job: Job) => void, onDeleted: () => void, onBroken: (error: unknown) => void): Promise<void> {
   for (let wait = 500; !signal.aborted; wait = Math.min(wait * 2, 10_000)) {
     let deleted = false;
     try {
       const response = await send('GET', `/api/v1/jobs/${encodeURIComponent(id)}/events`, undefined, signal, { Accept: 'text/event-stream' });
       const parse = eventParser((name, data) => {
         wait = 500;
+        onBroken(null);
         if (name === 'job') onJob(JSON.parse(data) as Job);
         if (name === 'deleted') deleted = true;
       });
@@ -126,6 +154,7 @@ export async function followJob(id: string, signal: AbortSignal, onJob: (job: Jo
       }
     } catch (e) {
       if (e instanceof APIError && e.status === 404) deleted = true;
+      else if (!signal.aborted) onBroken(e);
     }
     if (deleted) return onDeleted();
     await new Promise((resolve) => setTimeout(resolve, wait));

@@ -6,6 +6,22 @@ import { join, resolve } from 'node:path';
 
 export interface Ready { url: string; email: string; password: string }
 
+/** Calls the API as the demo's administrator, or with another's token. */
+export async function api<T>(method: string, path: string, body?: unknown, token?: string): Promise<T> {
+  const { url, email, password } = ready();
+  const send = async (method: string, path: string, body: unknown, token?: string) => {
+    const headers = { 'Content-Type': 'application/json', ...(token ? { Authorization: `Bearer ${token}` } : {}) };
+    const response = await fetch(`${url}/api/v1${path}`, { method, headers, body: body === undefined ? undefined : JSON.stringify(body) });
+    const text = await response.text();
+    if (!response.ok) throw new Error(`${method} ${path}: ${response.status} ${text}`);
+    return text ? JSON.parse(text) : undefined;
+  };
+  administrator ??= (await send('POST', '/login', { email, password })).token as string;
+  return send(method, path, body, token ?? administrator) as Promise<T>;
+}
+
+let administrator: string | undefined;
+
 export const ready = (): Ready => JSON.parse(process.env.COSMICAC_DEMO_READY!) as Ready;
 
 export default async function globalSetup(): Promise<() => Promise<void>> {
