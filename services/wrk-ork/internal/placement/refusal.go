@@ -274,7 +274,26 @@ func (a *ask) count(racks []*rackState) count {
 			}
 		}
 	}
+	if c.quarantined+c.cordoned != "" && a.spans() && !slices.ContainsFunc(racks, a.roomForGang) {
+		c.open = false
+	}
 	return c
+}
+
+// roomForGang reports whether a rack would have the nodes for a gang at once if
+// nothing ran there: what is closed on purpose does not come free.
+func (a *ask) roomForGang(r *rackState) bool {
+	s := r.shelves[a.model]
+	return slices.ContainsFunc(a.shapes(r), func(nodes uint32) bool {
+		open := uint32(0)
+		for i := range r.nodes {
+			n := &r.nodes[i]
+			if in := n.slot(s); in != nil && n.Schedulable && in.quarantine == nil && a.everHolds(r, s, n.totals(in), a.Count/nodes) {
+				open++
+			}
+		}
+		return open >= nodes
+	})
 }
 
 func (a *ask) busy(racks []*rackState) *Refusal {
@@ -282,12 +301,15 @@ func (a *ask) busy(racks []*rackState) *Refusal {
 		return &Refusal{Reason: reason, Message: fmt.Sprintf(format, args...)}
 	}
 	c := a.count(racks)
-	wanted := a.gpus(a.Count)
+	wanted, every := a.gpus(a.Count), "every node"
+	if a.spans() {
+		every = "one of the equal nodes"
+	}
 	switch {
 	case !c.open && c.quarantined != "":
-		return refuse(orkv1.Reason_REASON_QUARANTINED, "every node %s that could hold it is quarantined or closed (%s); placed when an operator lifts it", a.place(), c.quarantined)
+		return refuse(orkv1.Reason_REASON_QUARANTINED, "%s %s that could hold it is quarantined or closed (%s); placed when an operator lifts it", every, a.place(), c.quarantined)
 	case !c.open:
-		return refuse(orkv1.Reason_REASON_CORDONED, "every node %s that could hold it is closed to new work (%s); placed when it opens", a.place(), c.cordoned)
+		return refuse(orkv1.Reason_REASON_CORDONED, "%s %s that could hold it is closed to new work (%s); placed when it opens", every, a.place(), c.cordoned)
 	case c.full != "" && len(racks) == 1:
 		return refuse(orkv1.Reason_REASON_BUSY, "%s wanted; %s", wanted, c.full)
 	case c.kept != "" && c.short == "":
