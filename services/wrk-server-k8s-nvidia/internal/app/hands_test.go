@@ -2,6 +2,7 @@ package app
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -60,9 +61,15 @@ func TestWhatSomebodyRemovesUnderAMachineIsPutBackOrSaid(t *testing.T) {
 	}
 
 	// A pod that somebody forced away is no fault of the VM, nor of its node.
+	job := id(t, "j")
 	attempt = id(t, "a")
-	w.claim(request("image", id(t, "j"), attempt, 1))
+	w.claim(request("image", job, attempt, 1))
 	w.until(attempt, up1)
+	// Nor is a DataVolume that is taken from over its volume a lost disk.
+	alone := metav1.DeletePropagationOrphan
+	if err := d.admin.CDI.DataVolumes(namespace).Delete(t.Context(), job+"-r0-n0-root", metav1.DeleteOptions{PropagationPolicy: &alone}); err != nil {
+		t.Fatal(err)
+	}
 	now := int64(0)
 	pods, err := d.admin.Core.Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: label.Attempt + "=" + attempt})
 	if err != nil || len(pods.Items) != 1 {
@@ -73,6 +80,8 @@ func TestWhatSomebodyRemovesUnderAMachineIsPutBackOrSaid(t *testing.T) {
 	}
 	if st := w.until(attempt, ended1); st.Reason != orkv1.Reason_REASON_VM_REMOVED || !strings.Contains(st.Message, "by somebody else") || st.GuestSucceeded {
 		t.Errorf("%v", st)
+	} else if g := st.Nodes[0].Graph; slices.ContainsFunc(g, func(n *orkv1.GraphNode) bool { return n.Kind == "DataVolume" && n.State == "gone" }) {
+		t.Errorf("its disk is said to be lost: %v", g)
 	}
 	w.remove(attempt)
 	w.gone(attempt)

@@ -207,14 +207,11 @@ func (p *pass) lostDisk(ctx context.Context, k int, dv *cdi.DataVolume) bool {
 			}
 			return false // the view is behind, or nothing is known
 		}
-		if pvc, ok := p.e.o.View.Volume(name); ok && pvc.DeletionTimestamp == nil {
-			return false // the DataVolume alone was removed: what it filled is there
-		}
 	}
-	if dv != nil && dv.DeletionTimestamp == nil {
-		if pvc, ok := p.e.o.View.Volume(name); !ok || pvc.DeletionTimestamp == nil {
-			return false
-		}
+	// The volume holds what is on it: a DataVolume may be taken from over it.
+	pvc, ok := p.e.o.View.Volume(name)
+	if ok && pvc.DeletionTimestamp == nil || !ok && dv != nil && dv.DeletionTimestamp == nil {
+		return false
 	}
 	p.found.disks[k] = finding{state: stateGone, stage: stageLost, words: diskLostWords}
 	t := p.a.see(p.now, key, p.found.disks[k])
