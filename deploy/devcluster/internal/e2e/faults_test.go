@@ -37,6 +37,8 @@ func TestFaults(t *testing.T) {
 		{"imports hang or fail and never say Failed", diskFaults},
 		{"a lost node keeps its pods until an operator says that the power is off", lostNode},
 		{"a deleted node comes back", deletedNode},
+		{"an eviction is answered as each vm's strategy says", evictions},
+		{"a drained node is cordoned and its vms are asked to go", drainedNode},
 		{"disks that wait for their consumer go where a temporary pod was", waitingDisks},
 		{"requests through the proxy meet the api faults, the administrator's do not", apiFaults},
 	} {

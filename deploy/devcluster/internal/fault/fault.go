@@ -46,6 +46,7 @@ const (
 	NodeNotReady     = "node-not-ready"
 	NodeLost         = "node-lost"
 	NodeDeleted      = "node-deleted"
+	NodeDrained      = "node-drained"
 	StuckTerminating = "stuck-terminating"
 	VFIOBusy         = "vfio-busy"
 	VFIOMissing      = "vfio-missing"
@@ -76,6 +77,7 @@ var Switches = []Switch{
 	{NodeNotReady, Nodes, "kubelet and virt-handler fall silent; deleted pods stay"},
 	{NodeLost, Nodes, "as node-not-ready, and the taint eviction leaves the node's pods Terminating"},
 	{NodeDeleted, Nodes, "the Node object is deleted; it registers anew when the switch goes"},
+	{NodeDrained, Nodes, "an administrator drains the node: it is cordoned, its pods are evicted again and again; taken back with the switch"},
 	{StuckTerminating, Nodes, "pods stay although their VM is down"},
 	{VFIOBusy, Nodes, "a VM with a GPU does not start: its VFIO group is busy (SyncFailed)"},
 	{VFIOMissing, Nodes, "a launcher with a GPU does not start: /dev/vfio/NN is missing (CreateContainerError)"},

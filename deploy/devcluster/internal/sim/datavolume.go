@@ -38,7 +38,7 @@ func (v *volumes) add(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("simulated-cdi").
 		For(&cdiv1.DataVolume{}).
 		Owns(&corev1.PersistentVolumeClaim{}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 16}).
 		Complete(v)
 }
 

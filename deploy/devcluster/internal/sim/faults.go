@@ -50,6 +50,13 @@ func (f *faults) has(name, target string) bool {
 	return ok && s.Matches(f.set[name], target)
 }
 
+// on says whether a fault is switched on for anything.
+func (f *faults) on(name string) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.set[name] != ""
+}
+
 // dead says whether kubelet and virt-handler of a node are silent.
 func (f *faults) dead(node string) bool {
 	return f.has(fault.NodeNotReady, node) || f.has(fault.NodeLost, node)

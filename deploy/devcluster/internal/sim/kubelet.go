@@ -26,7 +26,7 @@ func (k *kubelet) add(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("simulated-kubelet").
 		For(&corev1.Pod{}).
 		WatchesRawSource(source.Channel(k.faults.pods, forward{})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 8}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 32}).
 		Complete(k)
 }
 

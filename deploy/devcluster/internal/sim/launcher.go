@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"hash/fnv"
 	"maps"
 	"strings"
 
@@ -75,6 +76,29 @@ func chooserName(vmi *kubevirtv1.VirtualMachineInstance) string {
 	return name[:len(name)-5] + strings.ReplaceAll(string(vmi.UID), "-", "")[5:10]
 }
 
+// hostname is the guest's name: the first part of what is asked for, or of the VMI's name.
+func hostname(vmi *kubevirtv1.VirtualMachineInstance) string {
+	name := vmi.Spec.Hostname
+	if name == "" {
+		name = vmi.Name
+	}
+	if len(name) > 63 {
+		name = name[:63]
+	}
+	name, _, _ = strings.Cut(name, ".")
+	return name
+}
+
+// machineID is the name of a VMI as the value of a label: a long one is cut and ends in a hash of the whole.
+func machineID(name string) string {
+	if len(name) <= 63 {
+		return name
+	}
+	h := fnv.New32a()
+	h.Write([]byte(name))
+	return fmt.Sprintf("%s-%08x", name[:54], h.Sum32())
+}
+
 func vcpus(vmi *kubevirtv1.VirtualMachineInstance) int64 {
 	c := vmi.Spec.Domain.CPU
 	if c == nil {
@@ -134,7 +158,8 @@ func launcher(vmi *kubevirtv1.VirtualMachineInstance) *corev1.Pod {
 	maps.Copy(labels, vmi.Labels)
 	labels[kubevirtv1.AppLabel] = "virt-launcher"
 	labels[kubevirtv1.CreatedByLabel] = string(vmi.UID)
-	labels["vm.kubevirt.io/name"] = vmi.Name
+	labels[kubevirtv1.DeprecatedVirtualMachineNameLabel] = hostname(vmi)
+	labels[kubevirtv1.VirtualMachineInstanceIDLabel] = machineID(vmi.Name)
 	delete(labels, kubevirtv1.NodeNameLabel)
 	annotations := map[string]string{
 		kubevirtv1.DomainAnnotation: vmi.Name, Simulated: "true", "kubectl.kubernetes.io/default-container": "compute",

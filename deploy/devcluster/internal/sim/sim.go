@@ -16,6 +16,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	admissionv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -59,7 +60,7 @@ type world struct {
 
 func newScheme() (*runtime.Scheme, error) {
 	s := runtime.NewScheme()
-	return s, errors.Join(corev1.AddToScheme(s), admissionv1.AddToScheme(s), storagev1.AddToScheme(s), kubevirtv1.AddToScheme(s), cdiv1.AddToScheme(s))
+	return s, errors.Join(corev1.AddToScheme(s), admissionv1.AddToScheme(s), storagev1.AddToScheme(s), policyv1.AddToScheme(s), kubevirtv1.AddToScheme(s), cdiv1.AddToScheme(s))
 }
 
 // Start makes the nodes, starts the parts and returns when every node is ready for pods.
@@ -96,7 +97,11 @@ func Start(ctx context.Context, cfg *rest.Config, machines *guest.Runtime, o con
 			return nil, fmt.Errorf("start the simulator: %w", err)
 		}
 	}
-	if err := mgr.Add(w.faults); err != nil {
+	evictions, err := newEvictions(w)
+	if err != nil {
+		return nil, fmt.Errorf("start the simulator: %w", err)
+	}
+	if err := errors.Join(mgr.Add(w.faults), mgr.Add(evictions)); err != nil {
 		return nil, fmt.Errorf("start the simulator: %w", err)
 	}
 

@@ -24,7 +24,7 @@ type claims struct{ *world }
 func (c *claims) add(mgr ctrl.Manager) error {
 	return ctrl.NewControllerManagedBy(mgr).Named("simulated-provisioner").
 		For(&corev1.PersistentVolumeClaim{}).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 4}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 16}).
 		Complete(c)
 }
 

@@ -52,7 +52,7 @@ func (v *vmis) add(mgr ctrl.Manager) error {
 		Watches(&cdiv1.DataVolume{}, byClaim).
 		Watches(&corev1.PersistentVolumeClaim{}, byClaim).
 		WatchesRawSource(source.Channel(v.faults.vmis, forward{})).
-		WithOptions(controller.Options{MaxConcurrentReconciles: 8}).
+		WithOptions(controller.Options{MaxConcurrentReconciles: 32}).
 		Complete(v)
 }
 
@@ -123,6 +123,7 @@ func (v *vmis) step(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance,
 	if !deleting {
 		controllerutil.AddFinalizer(vmi, kubevirtv1.VirtualMachineInstanceFinalizer)
 	}
+	evictionCondition(vmi)
 	var wait time.Duration
 	var err error
 	switch vmi.Status.Phase {
@@ -324,7 +325,7 @@ func (v *vmis) refusal(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstan
 }
 
 // scheduling is virt-controller while the real scheduler looks for a node and the pod starts there.
-func (v *vmis) scheduling(_ context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (time.Duration, error) {
+func (v *vmis) scheduling(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstance, pod *corev1.Pod) (time.Duration, error) {
 	if pod == nil || pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
 		setPhase(vmi, kubevirtv1.Failed)
 		setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceReady, corev1.ConditionFalse, kubevirtv1.PodNotExistsReason, "virt-launcher pod is gone or has failed")
@@ -351,6 +352,11 @@ func (v *vmis) scheduling(_ context.Context, vmi *kubevirtv1.VirtualMachineInsta
 		vmi.Labels = map[string]string{}
 	}
 	vmi.Labels[kubevirtv1.NodeNameLabel] = pod.Spec.NodeName
+	labelled := pod.DeepCopy()
+	labelled.Labels[kubevirtv1.NodeNameLabel] = pod.Spec.NodeName
+	if err := v.Patch(ctx, labelled, client.MergeFrom(pod)); err != nil {
+		return 0, err
+	}
 	setVMICondition(vmi, kubevirtv1.VirtualMachineInstanceReady, corev1.ConditionFalse, kubevirtv1.GuestNotRunningReason, "Guest VM is not reported as running")
 	setPhase(vmi, kubevirtv1.Scheduled)
 	v.event(vmi, corev1.EventTypeNormal, "SuccessfulHandOver", "Created virtual machine pod %s on %s", pod.Name, pod.Spec.NodeName)
