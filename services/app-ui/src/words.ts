@@ -23,7 +23,7 @@ export const reasons: Record<string, Words> = {
   over_quota: { label: "over quota", means: "the project holds as many GPUs as it may", remedy: "end other jobs of the project, or a higher quota" },
   cordoned: { label: "cordoned", means: "an operator has closed the rack or the node to new work", remedy: "an operator opens it again" },
   quarantined: { label: "quarantined", means: "work failed to start again and again where it would fit", remedy: "an operator looks at the evidence and lifts it: cosmicac racks quarantine list" },
-  no_fabric: { label: "no fabric", means: "a replica over several nodes needs InfiniBand or the overlay, and the rack has neither", remedy: "fewer GPUs than a node has, or a rack with a fabric" },
+  no_fabric: { label: "no fabric", means: "a replica over several nodes needs InfiniBand adapters and the overlay, and the rack lacks one or both", remedy: "fewer GPUs than a node has, or a rack with a fabric" },
   unknown_location: { label: "unknown location", means: "no rack is in this location", remedy: "another location, or a rack there" },
   rack_unreachable: { label: "rack unreachable", means: "the rack's worker cannot be reached; nothing is assumed of the job", remedy: "the worker reports again" },
   claim_refused: { label: "claim refused", means: "the worker refused the plan; its words are in the message", remedy: "nothing: another plan is made after a pause" },

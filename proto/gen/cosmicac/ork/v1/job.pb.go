@@ -171,7 +171,7 @@ const (
 	Reason_REASON_OVER_QUOTA  Reason = 4
 	Reason_REASON_CORDONED    Reason = 5
 	Reason_REASON_QUARANTINED Reason = 6
-	// A multi-node replica without InfiniBand or the overlay.
+	// A multi-node replica without InfiniBand adapters or without the overlay.
 	Reason_REASON_NO_FABRIC Reason = 7
 	// No rack in this location.
 	Reason_REASON_UNKNOWN_LOCATION Reason = 8
@@ -2386,7 +2386,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x06failed\x12\x13the reason says why\x1atstart; what failed to start on a node, and inference replicas, are tried again by themselves with pauses and a bound\x12d\n" +
 	"\x0fSTATE_CANCELLED\x10\n" +
 	"\x1aO\xd2\xc1\x18K\n" +
-	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\x94*\n" +
+	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\xa4*\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x9c\x01\n" +
 	"\x14REASON_UNKNOWN_MODEL\x10\x01\x1a\x81\x01\xd2\xc1\x18}\n" +
@@ -2402,9 +2402,9 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x0fREASON_CORDONED\x10\x05\x1ac\xd2\xc1\x18_\n" +
 	"\bcordoned\x127an operator has closed the rack or the node to new work\x1a\x1aan operator opens it again\x12\xb4\x01\n" +
 	"\x12REASON_QUARANTINED\x10\x06\x1a\x9b\x01\xd2\xc1\x18\x96\x01\n" +
-	"\vquarantined\x127work failed to start again and again where it would fit\x1aNan operator looks at the evidence and lifts it: cosmicac racks quarantine list\x12\xb4\x01\n" +
-	"\x10REASON_NO_FABRIC\x10\a\x1a\x9d\x01\xd2\xc1\x18\x98\x01\n" +
-	"\tno fabric\x12Va replica over several nodes needs InfiniBand or the overlay, and the rack has neither\x1a3fewer GPUs than a node has, or a rack with a fabric\x12s\n" +
+	"\vquarantined\x127work failed to start again and again where it would fit\x1aNan operator looks at the evidence and lifts it: cosmicac racks quarantine list\x12\xc4\x01\n" +
+	"\x10REASON_NO_FABRIC\x10\a\x1a\xad\x01\xd2\xc1\x18\xa8\x01\n" +
+	"\tno fabric\x12fa replica over several nodes needs InfiniBand adapters and the overlay, and the rack lacks one or both\x1a3fewer GPUs than a node has, or a rack with a fabric\x12s\n" +
 	"\x17REASON_UNKNOWN_LOCATION\x10\b\x1aV\xd2\xc1\x18R\n" +
 	"\x10unknown location\x12\x1bno rack is in this location\x1a!another location, or a rack there\x12\x91\x01\n" +
 	"\x17REASON_RACK_UNREACHABLE\x10\t\x1at\xd2\xc1\x18p\n" +
