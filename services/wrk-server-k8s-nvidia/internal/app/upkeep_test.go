@@ -110,8 +110,8 @@ func TestANodeThatWasDeletedKeepsItsGPUsInTheLedger(t *testing.T) {
 	}
 }
 
-// TestADrainedNodeIsGivenUpAfterTheDeadlineAndNotBefore asks for an eviction as
-// KubeVirt's webhook marks it.
+// TestADrainedNodeIsGivenUpAfterTheDeadlineAndNotBefore drains the node as kubectl
+// does: its pods are evicted, and KubeVirt's webhook marks their machines.
 func TestADrainedNodeIsGivenUpAfterTheDeadlineAndNotBefore(t *testing.T) {
 	t.Parallel()
 	d := start(t)
@@ -119,20 +119,6 @@ func TestADrainedNodeIsGivenUpAfterTheDeadlineAndNotBefore(t *testing.T) {
 	job, attempt := id(t, "j"), id(t, "a")
 	w.claim(request("drain", job, attempt, 1))
 	w.until(attempt, up1)
-	mark := func(node string) {
-		eventually(t, "the machine is marked", func() string {
-			machines := d.admin.KubeVirt.VirtualMachineInstances(namespace)
-			vmi, err := machines.Get(t.Context(), attempt+"-n0", metav1.GetOptions{})
-			if err == nil {
-				vmi.Status.EvacuationNodeName = node
-				_, err = machines.Update(t.Context(), vmi, metav1.UpdateOptions{})
-			}
-			if err != nil {
-				return err.Error()
-			}
-			return ""
-		})
-	}
 	draining := func(yes bool) {
 		eventually(t, fmt.Sprintf("draining is %v", yes), func() string {
 			if st := w.status(attempt); st.GetPhase() != up1 || (st.Reason == orkv1.Reason_REASON_DRAINED) != yes {
@@ -141,14 +127,14 @@ func TestADrainedNodeIsGivenUpAfterTheDeadlineAndNotBefore(t *testing.T) {
 			return ""
 		})
 	}
-	mark("drain-gpu-00")
+	d.breaks(t, "node-drained", "drain-gpu-00")
 	draining(true)
 	if st := w.status(attempt); !strings.Contains(st.Message, "is being drained since") || !strings.Contains(st.Message, "is stopped at") {
 		t.Errorf("what its owner reads: %q", st.Message)
 	}
-	mark("") // uncordoned: taken back
+	d.breaks(t, "node-drained", "") // uncordoned: taken back
 	draining(false)
-	mark("drain-gpu-00")
+	d.breaks(t, "node-drained", "drain-gpu-00")
 	if st := w.until(attempt, failed1); st.Reason != orkv1.Reason_REASON_DRAINED || !strings.Contains(st.Message, "drain-gpu-00") {
 		t.Fatalf("status %v", st)
 	}
@@ -157,6 +143,7 @@ func TestADrainedNodeIsGivenUpAfterTheDeadlineAndNotBefore(t *testing.T) {
 	}
 	w.remove(attempt)
 	w.gone(attempt)
+	d.breaks(t, "node-drained", "")
 	if g := w.gpu("drain-gpu-00"); g.Held != 0 {
 		t.Errorf("capacity %v", g)
 	}

@@ -33,8 +33,9 @@ const (
 	pace = time.Second
 	// calm is the same for one that is up or over.
 	calm = 10 * time.Second
-	// workers reconcile this many attempts at a time.
-	workers = 4
+	// workers reconcile this many attempts at a time. They mostly wait for answers
+	// of the cluster; how many requests they send is bounded by its client.
+	workers = 16
 	// openPeriod is how long an unanswered write of an anchor may still land.
 	openPeriod = 30 * time.Second
 	// sweepPeriod is how often objects without an anchor are looked for.
