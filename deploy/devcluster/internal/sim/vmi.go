@@ -183,20 +183,21 @@ func (v *vmis) pending(ctx context.Context, vmi *kubevirtv1.VirtualMachineInstan
 	if err != nil {
 		return 0, err
 	}
-	chooser, err := v.chooser(ctx, vmi)
-	if err != nil {
-		return 0, err
+	var chooser *corev1.Pod
+	if waiting || condition(vmi, kubevirtv1.VirtualMachineInstanceProvisioning) != nil { // else none was ever made
+		if chooser, err = v.chooser(ctx, vmi); err != nil {
+			return 0, err
+		}
 	}
 	if chooser != nil && !waiting {
 		// The node is chosen: the devices are free again until the real pod comes, as with KubeVirt.
-		dropVMICondition(vmi, kubevirtv1.VirtualMachineInstanceProvisioning)
 		if chooser.DeletionTimestamp == nil {
 			return time.Second, v.Delete(ctx, chooser, client.Preconditions{UID: &chooser.UID})
 		}
 		return time.Second, nil
 	}
 	if !ready && !waiting || chooser != nil {
-		return 2 * time.Second, nil // events of the claims come sooner
+		return 10 * time.Second, nil // events of the claims come sooner
 	}
 	refusal, err := v.refusal(ctx, vmi)
 	if err != nil {

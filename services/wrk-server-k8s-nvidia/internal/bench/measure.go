@@ -64,6 +64,7 @@ func measure() (err error) {
 	}()
 	f := &figures{}
 	f.note("%d nodes x %d GPUs, %d jobs of 1, 2 or 4 GPUs; %d CPUs, %s", o.nodes, gpusANode, o.jobs, runtime.NumCPU(), time.Now().UTC().Format("2006-01-02"))
+	f.note("defaults, but the orchestrator's quarantine.starts_at_once is %d; VMs are played, agents are stubs in one process", gpusANode)
 	if err := run(ctx, o, f); err != nil {
 		return err
 	}
