@@ -21,7 +21,7 @@ const (
 	// partLimit is how long a refusing side waits for the refused to have read why.
 	partLimit = 3 * time.Second
 	// dialerRoster is the largest roster a dialer shows unasked: its frame must
-	// fit a stranger's bound.
+	// fit a stranger's bound. A larger one goes to members that refused without it.
 	dialerRoster = 10 << 10
 	dialerInfo   = 4 << 10
 
@@ -75,6 +75,7 @@ func (n *Node) introduceOnce(ctx context.Context, s *session) error {
 		return fault.Wrap(fault.Unreachable, err, "introduce this node to %s: no verdict", s.peer)
 	}
 	if !verdict.GetOk() {
+		n.bringNext(s.peer)
 		return n.wasRefused(s, verdictFault(s, &verdict))
 	}
 	caller, err := n.judge(ctx, s, verdict.GetCredential())
@@ -261,13 +262,34 @@ func (n *Node) credentialForDial(s *session) *meshv1.Credential {
 	if token := n.credential().tokenFor(s.peer); token != "" && !s.inbound {
 		c.Kind = &meshv1.Credential_JoinToken{JoinToken: token}
 	}
-	if r := n.network.RosterEnvelope(); n.credential().kind == showsRoster && len(r) <= dialerRoster {
+	if r := n.network.RosterEnvelope(); n.credential().kind == showsRoster && (len(r) <= dialerRoster || n.brings(s.peer)) {
 		c.Kind = &meshv1.Credential_RosterEnvelope{RosterEnvelope: r}
 	}
 	if i := n.network.InfoEnvelope(); len(i) <= dialerInfo {
 		c.NetworkInfoEnvelope = i
 	}
 	return c
+}
+
+// bringNext has the next introduction to a member that refused this node bring the
+// roster, however large: the member's own may have expired. Who knows this node from an
+// expired one reads that much of it.
+func (n *Node) bringNext(p peer.ID) {
+	if _, member := n.network.Member(p); member && len(n.network.RosterEnvelope()) > dialerRoster {
+		n.mu.Lock()
+		n.bringing[p] = struct{}{}
+		n.mu.Unlock()
+	}
+}
+
+// brings tells, once, whether this introduction is to bring it: when that does not
+// help either, the one after it is small again.
+func (n *Node) brings(p peer.ID) bool {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	_, ok := n.bringing[p]
+	delete(n.bringing, p)
+	return ok
 }
 
 // credentialForAnswer is what this node shows to one it has admitted. It brings

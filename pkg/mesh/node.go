@@ -76,6 +76,7 @@ type Node struct {
 	handlers map[string]handler
 	services []string // full names
 	keeping  map[peer.ID]*keeping
+	bringing map[peer.ID]struct{} // members, see bringNext
 	started  bool
 	closing  bool
 	workers  sync.WaitGroup // guarded by closing
@@ -104,7 +105,7 @@ func New(ctx context.Context, o Options) (*Node, error) {
 		o: o, id: o.Key.ID(), log: o.Log, network: o.Network, born: time.Now(),
 		prefix: "/cosmicac/" + hex.EncodeToString(id[:]), cred: o.Credential,
 		rightOf: rpc.RightOf, gate: newGate(), sessions: newSessions(), admits: newCounter(), refusals: newLimitedLog(), metrics: newMetrics(), dials: newDials(),
-		clients: make(map[peer.ID]*client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping),
+		clients: make(map[peer.ID]*client), handlers: make(map[string]handler), keeping: make(map[peer.ID]*keeping), bringing: make(map[peer.ID]struct{}),
 		listening:   make(chan struct{}),
 		announceNow: make(chan struct{}, 1), spreadNow: make(chan struct{}, 1), bootstrapsNow: make(chan struct{}, 1), spreading: make(chan struct{}, spreadWidth),
 	}
