@@ -97,7 +97,7 @@ type Options struct {
 type Loop struct {
 	o       Options
 	started time.Time
-	passed  time.Time // when the last pass ended
+	looked  time.Time // when the clock was last looked at
 	starts  *starts   // of the pass under way
 	wake    chan struct{}
 	calls   sync.WaitGroup
@@ -207,8 +207,7 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 	if l.o.Alive != nil {
 		l.o.Alive()
 	}
-	l.standstill()
-	defer func() { l.passed = l.o.Clock() }()
+	l.now()
 	views := l.o.Racks.Views()
 	live, err := l.o.Store.Live(ctx)
 	if ctx.Err() == nil {
@@ -251,23 +250,26 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 	}
 }
 
-// stillness is how long a pass may be overdue before the process counts as having
-// stood still: stopped, swapped out, or on a host that slept.
+// stillness is how much later than a pass is due the clock may be looked at again
+// before the process counts as having stood still: stopped, swapped out, or on a host
+// that slept.
 const stillness = 10 * time.Second
 
-// standstill begins to listen anew after the process stood still: what happened
-// meanwhile was not heard, so nobody's silence and no deadline of that time counts.
-func (l *Loop) standstill() {
+// now is the time to judge by. When the process stood still since it was last asked,
+// also in the middle of a pass, it begins to listen anew: what happened meanwhile was
+// not heard, so nobody's silence and no deadline of that time counts.
+func (l *Loop) now() time.Time {
 	now := l.o.Clock()
-	if l.passed.IsZero() || now.Sub(l.passed) < l.o.Every+stillness {
-		return
+	still := now.Sub(l.looked)
+	if !l.looked.IsZero() && still >= l.o.Every+stillness {
+		l.started = now
+		l.o.Log.Warn("this process stood still; nothing is judged by what was not heard meanwhile", "for", still)
+		if l.o.Stood != nil {
+			l.o.Stood(still)
+		}
 	}
-	still := now.Sub(l.passed)
-	l.started = now
-	l.o.Log.Warn("this process stood still; nothing is judged by what was not heard meanwhile", "for", still)
-	if l.o.Stood != nil {
-		l.o.Stood(still)
-	}
+	l.looked = now
+	return now
 }
 
 func contains(sorted []string, id string) bool {
@@ -316,8 +318,9 @@ func was(j *job.Job, attemptID string) bool {
 
 // sight gathers what is seen of a job.
 func (l *Loop) sight(j *job.Job, views []rack.View) life.Sight {
+	now := l.now()
 	s := life.Sight{
-		Now: l.o.Clock(), Started: l.started,
+		Now: now, Started: l.started,
 		Racks: make(map[string]life.Rack), Attempts: make(map[string]life.Attempt),
 	}
 	byID := make(map[string]rack.View, len(views))
