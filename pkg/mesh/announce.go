@@ -71,21 +71,14 @@ func (n *Node) announceLoop() {
 	if events != nil {
 		changes = events.Out()
 	}
-	provides := n.turn(firstProvide)
 	for {
 		if n.announces() {
 			if err := n.PutCard(n.ctx); err != nil && n.ctx.Err() == nil {
 				n.log.Debug("the card was not put everywhere", "reason", err)
 			}
-			if !time.Now().Before(provides) {
-				n.provide()
-			}
+			n.provide()
 		}
-		pause := 20*time.Second + rand.N(10*time.Second)
-		if first := time.Until(provides); first > 0 {
-			pause = min(pause, first)
-		}
-		t := time.NewTimer(pause)
+		t := time.NewTimer(20*time.Second + rand.N(10*time.Second))
 		select {
 		case <-t.C:
 		case <-n.announceNow:

@@ -74,15 +74,7 @@ func TestCrowdOfTwoHundredNodesFindsItselfAndComesBack(t *testing.T) {
 	}
 	crowdEventually(t, "all are at the bootstrap", func() bool { return atBoot(boot) == crowd })
 	formed := time.Since(began)
-	crowdEventually(t, "all have looked for their neighbours", func() bool {
-		for _, n := range nodes {
-			if len(n.Peers()) < 8 {
-				return false
-			}
-		}
-		return true
-	})
-	t.Logf("formed in %s, all have neighbours after %s, %d connections at one of them", formed, time.Since(began), len(nodes[0].Peers()))
+	t.Logf("formed in %s, %d connections at the bootstrap's neighbour", formed, len(nodes[0].Peers()))
 
 	findAll := func() {
 		t.Helper()
