@@ -10,8 +10,7 @@ import (
 
 func TestAGangFailsWholeWhenTheAgentOfOneNodeGivesUp(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, gpuNode("n1", 4), gpuNode("n2", 4))
-	l.worker.change(func() { l.worker.fabric = true })
+	l := newFabricLab(t, gpuNode("n1", 4), gpuNode("n2", 4))
 	s := inferenceSpec("gang", 1)
 	s.Gpu.Count = 8
 	gang := l.create(s).Id

@@ -11,8 +11,9 @@ import (
 // the second of which fails every VM.
 func TestAGangWithANodeThatFailsIsGivenUpWholeAndNamesIt(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, gpuNode("n1", 4), gpuNode("n2", 4))
-	l.worker.change(func() { l.worker.fabric, l.worker.reject = true, map[string]int{"n2": 1000} })
+	l := startLab(t, false, []*orkv1.RackNode{gpuNode("n1", 4), gpuNode("n2", 4)}, func(w *fakeWorker) {
+		w.fabric, w.reject = true, map[string]int{"n2": 1000}
+	})
 	s := inferenceSpec("gang", 1)
 	s.Gpu.Count = 8
 	gang := l.create(s).Id

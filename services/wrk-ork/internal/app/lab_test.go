@@ -95,7 +95,15 @@ func newLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
 	return startLab(t, false, nodes)
 }
 
-func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
+// newFabricLab has a rack that is joined from its first report on: a gang that
+// is asked for before that is refused for good.
+func newFabricLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
+	t.Helper()
+	return startLab(t, false, nodes, func(w *fakeWorker) { w.fabric = true })
+}
+
+// startLab sets the rack's worker up with before, ahead of its first report.
+func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode, before ...func(*fakeWorker)) *lab {
 	t.Helper()
 	l := &lab{t: t, ctx: t.Context(), dir: filepath.Join(t.TempDir(), "state"), orkKey: newKey(t), key: newKey(t), process: process}
 	if err := os.Mkdir(l.dir, 0o700); err != nil {
@@ -159,6 +167,9 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode) *lab {
 	conn := l.app.Client(l.orkKey.ID(), l.address)
 	l.jobs, l.racks = orkv1.NewJobsClient(conn), orkv1.NewRacksClient(conn)
 	l.worker = newFakeWorker(t, "rk-test", nodes...)
+	for _, set := range before {
+		set(l.worker)
+	}
 	l.eventually("the rack's entry is put", func() bool {
 		_, err := l.racks.PutRack(l.ctx, &orkv1.PutRackRequest{Entry: &orkv1.RackEntry{Id: "rk-test", Location: "us", Key: l.key.Hex(), BoardGpuCounts: []uint32{1, 2, 3, 4, 5, 6, 7, 8}}})
 		return err == nil

@@ -258,8 +258,7 @@ func TestAHeadThatNeedsAWholeNodeIsPassedForAWhileAndThenNoMore(t *testing.T) {
 
 func TestAGangIsClaimedWholeOrWaitsWithNothing(t *testing.T) {
 	t.Parallel()
-	l := newLab(t, gpuNode("n1", 4), gpuNode("n2", 4))
-	l.worker.change(func() { l.worker.fabric = true })
+	l := newFabricLab(t, gpuNode("n1", 4), gpuNode("n2", 4))
 	small := l.create(containerSpec("in the way", 1)).Id
 	l.await(small, orkv1.State_STATE_PROVISIONING)
 	s := inferenceSpec("gang", 1)
