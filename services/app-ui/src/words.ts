@@ -55,6 +55,8 @@ export const reasons: Record<string, Words> = {
   restart_requested: { label: "restart requested", means: "somebody restarted the job", remedy: "nothing: a new attempt follows" },
   vm_removed: { label: "VM removed", means: "somebody else removed or replaced its VM in the cluster", remedy: "start it again" },
   volume_not_ready: { label: "volume not ready", means: "a volume that is attached to it cannot be used yet; the message says which and why", remedy: "nothing while it is being made; else detach it, or an operator looks at it" },
+  updated: { label: "updated", means: "its job was given another specification, and a replica of that one takes its place", remedy: "nothing: the update goes on by itself" },
+  replicas_reduced: { label: "fewer replicas", means: "its job was given fewer replicas", remedy: "nothing; or more replicas: cosmicac jobs update" },
 };
 
 export const conditions: Record<string, Words> = {
@@ -66,6 +68,8 @@ export const conditions: Record<string, Words> = {
   alert: { label: "alert", means: "something the job was told to watch has come to pass", remedy: "the message says what" },
   abandoned: { label: "abandoned", means: "an operator removed its rack by force; it may still run there", remedy: "an operator brings the rack back and adopts or deletes it" },
   disk_lost: { label: "root disk lost", means: "somebody else deleted its root disk in the cluster; what is on it goes with the VM", remedy: "copy what you need while it runs; the next start begins with a new disk" },
+  updating: { label: "updating", means: "its replicas are replaced, one after the other, by ones of its newest specification", remedy: "nothing: it goes on by itself; the message says for what it waits" },
+  update_stopped: { label: "update stopped", means: "a replica of the newest specification did not come up; those of the one before go on serving", remedy: "another update: cosmicac jobs update, with other arguments or with those of before" },
 };
 
 export const volumeStates: Record<string, Words> = {

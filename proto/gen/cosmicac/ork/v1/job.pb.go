@@ -212,6 +212,8 @@ const (
 	Reason_REASON_RESTART_REQUESTED  Reason = 36
 	Reason_REASON_VM_REMOVED         Reason = 37
 	Reason_REASON_VOLUME_NOT_READY   Reason = 38
+	Reason_REASON_UPDATED            Reason = 39
+	Reason_REASON_REPLICAS_REDUCED   Reason = 40
 )
 
 // Enum value maps for Reason.
@@ -256,6 +258,8 @@ var (
 		36: "REASON_RESTART_REQUESTED",
 		37: "REASON_VM_REMOVED",
 		38: "REASON_VOLUME_NOT_READY",
+		39: "REASON_UPDATED",
+		40: "REASON_REPLICAS_REDUCED",
 	}
 	Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":        0,
@@ -297,6 +301,8 @@ var (
 		"REASON_RESTART_REQUESTED":  36,
 		"REASON_VM_REMOVED":         37,
 		"REASON_VOLUME_NOT_READY":   38,
+		"REASON_UPDATED":            39,
+		"REASON_REPLICAS_REDUCED":   40,
 	}
 )
 
@@ -341,20 +347,24 @@ const (
 	ConditionKind_CONDITION_KIND_ALERT           ConditionKind = 6
 	ConditionKind_CONDITION_KIND_ABANDONED       ConditionKind = 7
 	ConditionKind_CONDITION_KIND_DISK_LOST       ConditionKind = 8
+	ConditionKind_CONDITION_KIND_UPDATING        ConditionKind = 9
+	ConditionKind_CONDITION_KIND_UPDATE_STOPPED  ConditionKind = 10
 )
 
 // Enum value maps for ConditionKind.
 var (
 	ConditionKind_name = map[int32]string{
-		0: "CONDITION_KIND_UNSPECIFIED",
-		1: "CONDITION_KIND_UNREACHABLE",
-		2: "CONDITION_KIND_DEGRADED",
-		3: "CONDITION_KIND_CLEANUP_PENDING",
-		4: "CONDITION_KIND_DRAINING",
-		5: "CONDITION_KIND_IDLE",
-		6: "CONDITION_KIND_ALERT",
-		7: "CONDITION_KIND_ABANDONED",
-		8: "CONDITION_KIND_DISK_LOST",
+		0:  "CONDITION_KIND_UNSPECIFIED",
+		1:  "CONDITION_KIND_UNREACHABLE",
+		2:  "CONDITION_KIND_DEGRADED",
+		3:  "CONDITION_KIND_CLEANUP_PENDING",
+		4:  "CONDITION_KIND_DRAINING",
+		5:  "CONDITION_KIND_IDLE",
+		6:  "CONDITION_KIND_ALERT",
+		7:  "CONDITION_KIND_ABANDONED",
+		8:  "CONDITION_KIND_DISK_LOST",
+		9:  "CONDITION_KIND_UPDATING",
+		10: "CONDITION_KIND_UPDATE_STOPPED",
 	}
 	ConditionKind_value = map[string]int32{
 		"CONDITION_KIND_UNSPECIFIED":     0,
@@ -366,6 +376,8 @@ var (
 		"CONDITION_KIND_ALERT":           6,
 		"CONDITION_KIND_ABANDONED":       7,
 		"CONDITION_KIND_DISK_LOST":       8,
+		"CONDITION_KIND_UPDATING":        9,
+		"CONDITION_KIND_UPDATE_STOPPED":  10,
 	}
 )
 
@@ -725,7 +737,7 @@ func (x *InferenceSpec) GetMaximumContextTokens() uint32 {
 	return 0
 }
 
-// JobSpec is what the user asked for. It never changes after create.
+// JobSpec is what the user asked for. Only UpdateJob changes it.
 type JobSpec struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Kind  JobKind                `protobuf:"varint,1,opt,name=kind,proto3,enum=cosmicac.ork.v1.JobKind" json:"kind,omitempty"`
@@ -1265,7 +1277,9 @@ type Job struct {
 	// that nothing is left. Zero without a price.
 	CostCents uint64 `protobuf:"varint,14,opt,name=cost_cents,json=costCents,proto3" json:"cost_cents,omitempty"`
 	// Attached volumes, by name.
-	Volumes       []*AttachedVolume `protobuf:"bytes,15,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes []*AttachedVolume `protobuf:"bytes,15,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Of the specification: 1 at create, one more with each update.
+	SpecRevision  uint64 `protobuf:"varint,16,opt,name=spec_revision,json=specRevision,proto3" json:"spec_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1403,6 +1417,13 @@ func (x *Job) GetVolumes() []*AttachedVolume {
 		return x.Volumes
 	}
 	return nil
+}
+
+func (x *Job) GetSpecRevision() uint64 {
+	if x != nil {
+		return x.SpecRevision
+	}
+	return 0
 }
 
 // AttachedVolume is a volume as its job has it.
@@ -1652,7 +1673,9 @@ type Attempt struct {
 	// ... to here.
 	GoneAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=gone_at,json=goneAt,proto3" json:"gone_at,omitempty"`
 	// An operator removed its rack by force: nobody can say whether it still runs.
-	Abandoned     bool `protobuf:"varint,20,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
+	Abandoned bool `protobuf:"varint,20,opt,name=abandoned,proto3" json:"abandoned,omitempty"`
+	// The specification that it was made of.
+	SpecRevision  uint64 `protobuf:"varint,21,opt,name=spec_revision,json=specRevision,proto3" json:"spec_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1825,6 +1848,13 @@ func (x *Attempt) GetAbandoned() bool {
 		return x.Abandoned
 	}
 	return false
+}
+
+func (x *Attempt) GetSpecRevision() uint64 {
+	if x != nil {
+		return x.SpecRevision
+	}
+	return 0
 }
 
 // AttemptNode is one VM of an attempt.
@@ -2263,7 +2293,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x05Owner\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x17\n" +
-	"\auser_id\x18\x02 \x01(\tR\x06userId\"\xc2\x05\n" +
+	"\auser_id\x18\x02 \x01(\tR\x06userId\"\xe7\x05\n" +
 	"\x03Job\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12,\n" +
 	"\x04spec\x18\x02 \x01(\v2\x18.cosmicac.ork.v1.JobSpecR\x04spec\x12,\n" +
@@ -2285,7 +2315,8 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x05price\x18\r \x01(\v2\x16.cosmicac.ork.v1.PriceR\x05price\x12\x1d\n" +
 	"\n" +
 	"cost_cents\x18\x0e \x01(\x04R\tcostCents\x129\n" +
-	"\avolumes\x18\x0f \x03(\v2\x1f.cosmicac.ork.v1.AttachedVolumeR\avolumes\"e\n" +
+	"\avolumes\x18\x0f \x03(\v2\x1f.cosmicac.ork.v1.AttachedVolumeR\avolumes\x12#\n" +
+	"\rspec_revision\x18\x10 \x01(\x04R\fspecRevision\"e\n" +
 	"\x0eAttachedVolume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1b\n" +
@@ -2301,7 +2332,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x05state\x18\x03 \x01(\x0e2\x16.cosmicac.ork.v1.StateR\x05state\x12/\n" +
 	"\x06reason\x18\x04 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
 	"\amessage\x18\x05 \x01(\tR\amessage\x124\n" +
-	"\battempts\x18\x06 \x03(\v2\x18.cosmicac.ork.v1.AttemptR\battempts\"\x90\x06\n" +
+	"\battempts\x18\x06 \x03(\v2\x18.cosmicac.ork.v1.AttemptR\battempts\"\xb5\x06\n" +
 	"\aAttempt\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\rR\x06number\x12,\n" +
@@ -2328,7 +2359,8 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"claimed_at\x18\x12 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\x123\n" +
 	"\agone_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\x06goneAt\x12\x1c\n" +
-	"\tabandoned\x18\x14 \x01(\bR\tabandoned\"\xe1\x01\n" +
+	"\tabandoned\x18\x14 \x01(\bR\tabandoned\x12#\n" +
+	"\rspec_revision\x18\x15 \x01(\x04R\fspecRevision\"\xe1\x01\n" +
 	"\vAttemptNode\x12\x1b\n" +
 	"\tnode_name\x18\x01 \x01(\tR\bnodeName\x12\x1b\n" +
 	"\tgpu_count\x18\x02 \x01(\rR\bgpuCount\x12\x19\n" +
@@ -2386,7 +2418,7 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x06failed\x12\x13the reason says why\x1atstart; what failed to start on a node, and inference replicas, are tried again by themselves with pauses and a bound\x12d\n" +
 	"\x0fSTATE_CANCELLED\x10\n" +
 	"\x1aO\xd2\xc1\x18K\n" +
-	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\xa4*\n" +
+	"\tcancelled\x12\x11ended by a delete\x1a+the record goes when the disks are gone too*\xcc,\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x9c\x01\n" +
 	"\x14REASON_UNKNOWN_MODEL\x10\x01\x1a\x81\x01\xd2\xc1\x18}\n" +
@@ -2470,8 +2502,11 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\n" +
 	"VM removed\x127somebody else removed or replaced its VM in the cluster\x1a\x0estart it again\x12\xd5\x01\n" +
 	"\x17REASON_VOLUME_NOT_READY\x10&\x1a\xb7\x01\xd2\xc1\x18\xb2\x01\n" +
-	"\x10volume not ready\x12Ra volume that is attached to it cannot be used yet; the message says which and why\x1aJnothing while it is being made; else detach it, or an operator looks at it*\xc5\n" +
-	"\n" +
+	"\x10volume not ready\x12Ra volume that is attached to it cannot be used yet; the message says which and why\x1aJnothing while it is being made; else detach it, or an operator looks at it\x12\x9e\x01\n" +
+	"\x0eREASON_UPDATED\x10'\x1a\x89\x01\xd2\xc1\x18\x84\x01\n" +
+	"\aupdated\x12Rits job was given another specification, and a replica of that one takes its place\x1a%nothing: the update goes on by itself\x12\x84\x01\n" +
+	"\x17REASON_REPLICAS_REDUCED\x10(\x1ag\xd2\xc1\x18c\n" +
+	"\x0efewer replicas\x12 its job was given fewer replicas\x1a/nothing; or more replicas: cosmicac jobs update*\xfb\r\n" +
 	"\rConditionKind\x12\x1e\n" +
 	"\x1aCONDITION_KIND_UNSPECIFIED\x10\x00\x12\xbf\x01\n" +
 	"\x1aCONDITION_KIND_UNREACHABLE\x10\x01\x1a\x9e\x01\xd2\xc1\x18\x99\x01\n" +
@@ -2489,7 +2524,12 @@ const file_cosmicac_ork_v1_job_proto_rawDesc = "" +
 	"\x18CONDITION_KIND_ABANDONED\x10\a\x1a\x8a\x01\xd2\xc1\x18\x85\x01\n" +
 	"\tabandoned\x12=an operator removed its rack by force; it may still run there\x1a9an operator brings the rack back and adopts or deletes it\x12\xd1\x01\n" +
 	"\x18CONDITION_KIND_DISK_LOST\x10\b\x1a\xb2\x01\xd2\xc1\x18\xad\x01\n" +
-	"\x0eroot disk lost\x12Rsomebody else deleted its root disk in the cluster; what is on it goes with the VM\x1aGcopy what you need while it runs; the next start begins with a new disk*P\n" +
+	"\x0eroot disk lost\x12Rsomebody else deleted its root disk in the cluster; what is on it goes with the VM\x1aGcopy what you need while it runs; the next start begins with a new disk\x12\xc5\x01\n" +
+	"\x17CONDITION_KIND_UPDATING\x10\t\x1a\xa7\x01\xd2\xc1\x18\xa2\x01\n" +
+	"\bupdating\x12Sits replicas are replaced, one after the other, by ones of its newest specification\x1aAnothing: it goes on by itself; the message says for what it waits\x12\xeb\x01\n" +
+	"\x1dCONDITION_KIND_UPDATE_STOPPED\x10\n" +
+	"\x1a\xc7\x01\xd2\xc1\x18\xc2\x01\n" +
+	"\x0eupdate stopped\x12\\a replica of the newest specification did not come up; those of the one before go on serving\x1aRanother update: cosmicac jobs update, with other arguments or with those of before*P\n" +
 	"\tPlacement\x12\x19\n" +
 	"\x15PLACEMENT_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePLACEMENT_PACK\x10\x01\x12\x14\n" +

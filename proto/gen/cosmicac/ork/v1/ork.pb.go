@@ -25,6 +25,60 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// UpdateStrategy is what comes first where a replica is replaced.
+type UpdateStrategy int32
+
+const (
+	UpdateStrategy_UPDATE_STRATEGY_UNSPECIFIED UpdateStrategy = 0
+	// A replica gives up its GPUs, then the new one starts: needs no more GPUs, and
+	// one replica fewer serves meanwhile.
+	UpdateStrategy_UPDATE_STRATEGY_STOP_FIRST UpdateStrategy = 1
+	// A new replica starts beside the others, then an old one leaves: needs the GPUs
+	// of one replica more, and none is missing meanwhile.
+	UpdateStrategy_UPDATE_STRATEGY_SURGE_FIRST UpdateStrategy = 2
+)
+
+// Enum value maps for UpdateStrategy.
+var (
+	UpdateStrategy_name = map[int32]string{
+		0: "UPDATE_STRATEGY_UNSPECIFIED",
+		1: "UPDATE_STRATEGY_STOP_FIRST",
+		2: "UPDATE_STRATEGY_SURGE_FIRST",
+	}
+	UpdateStrategy_value = map[string]int32{
+		"UPDATE_STRATEGY_UNSPECIFIED": 0,
+		"UPDATE_STRATEGY_STOP_FIRST":  1,
+		"UPDATE_STRATEGY_SURGE_FIRST": 2,
+	}
+)
+
+func (x UpdateStrategy) Enum() *UpdateStrategy {
+	p := new(UpdateStrategy)
+	*p = x
+	return p
+}
+
+func (x UpdateStrategy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (UpdateStrategy) Descriptor() protoreflect.EnumDescriptor {
+	return file_cosmicac_ork_v1_ork_proto_enumTypes[0].Descriptor()
+}
+
+func (UpdateStrategy) Type() protoreflect.EnumType {
+	return &file_cosmicac_ork_v1_ork_proto_enumTypes[0]
+}
+
+func (x UpdateStrategy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use UpdateStrategy.Descriptor instead.
+func (UpdateStrategy) EnumDescriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{0}
+}
+
 type AbandonedAction int32
 
 const (
@@ -58,11 +112,11 @@ func (x AbandonedAction) String() string {
 }
 
 func (AbandonedAction) Descriptor() protoreflect.EnumDescriptor {
-	return file_cosmicac_ork_v1_ork_proto_enumTypes[0].Descriptor()
+	return file_cosmicac_ork_v1_ork_proto_enumTypes[1].Descriptor()
 }
 
 func (AbandonedAction) Type() protoreflect.EnumType {
-	return &file_cosmicac_ork_v1_ork_proto_enumTypes[0]
+	return &file_cosmicac_ork_v1_ork_proto_enumTypes[1]
 }
 
 func (x AbandonedAction) Number() protoreflect.EnumNumber {
@@ -71,7 +125,7 @@ func (x AbandonedAction) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use AbandonedAction.Descriptor instead.
 func (AbandonedAction) EnumDescriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{0}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{1}
 }
 
 type CreateJobRequest struct {
@@ -1224,6 +1278,199 @@ func (x *RestartJobResponse) GetJob() *Job {
 	return nil
 }
 
+type UpdateJobRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Actor string                 `protobuf:"bytes,2,opt,name=actor,proto3" json:"actor,omitempty"`
+	// 1 to 128 printable ASCII characters; empty for none.
+	IdempotencyKey string `protobuf:"bytes,3,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// The spec_revision that the caller saw; zero for whatever it is.
+	ExpectedSpecRevision uint64         `protobuf:"varint,4,opt,name=expected_spec_revision,json=expectedSpecRevision,proto3" json:"expected_spec_revision,omitempty"`
+	Strategy             UpdateStrategy `protobuf:"varint,5,opt,name=strategy,proto3,enum=cosmicac.ork.v1.UpdateStrategy" json:"strategy,omitempty"`
+	// Unset leaves them as they are.
+	Arguments *EngineArguments `protobuf:"bytes,6,opt,name=arguments,proto3" json:"arguments,omitempty"`
+	// Zero leaves it as it is.
+	Replicas      uint32 `protobuf:"varint,7,opt,name=replicas,proto3" json:"replicas,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateJobRequest) Reset() {
+	*x = UpdateJobRequest{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateJobRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateJobRequest) ProtoMessage() {}
+
+func (x *UpdateJobRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateJobRequest.ProtoReflect.Descriptor instead.
+func (*UpdateJobRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *UpdateJobRequest) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *UpdateJobRequest) GetActor() string {
+	if x != nil {
+		return x.Actor
+	}
+	return ""
+}
+
+func (x *UpdateJobRequest) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *UpdateJobRequest) GetExpectedSpecRevision() uint64 {
+	if x != nil {
+		return x.ExpectedSpecRevision
+	}
+	return 0
+}
+
+func (x *UpdateJobRequest) GetStrategy() UpdateStrategy {
+	if x != nil {
+		return x.Strategy
+	}
+	return UpdateStrategy_UPDATE_STRATEGY_UNSPECIFIED
+}
+
+func (x *UpdateJobRequest) GetArguments() *EngineArguments {
+	if x != nil {
+		return x.Arguments
+	}
+	return nil
+}
+
+func (x *UpdateJobRequest) GetReplicas() uint32 {
+	if x != nil {
+		return x.Replicas
+	}
+	return 0
+}
+
+type EngineArguments struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Values        []string               `protobuf:"bytes,1,rep,name=values,proto3" json:"values,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EngineArguments) Reset() {
+	*x = EngineArguments{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EngineArguments) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EngineArguments) ProtoMessage() {}
+
+func (x *EngineArguments) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EngineArguments.ProtoReflect.Descriptor instead.
+func (*EngineArguments) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *EngineArguments) GetValues() []string {
+	if x != nil {
+		return x.Values
+	}
+	return nil
+}
+
+type UpdateJobResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Job   *Job                   `protobuf:"bytes,1,opt,name=job,proto3" json:"job,omitempty"`
+	// True when the key was seen before.
+	Existed       bool `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateJobResponse) Reset() {
+	*x = UpdateJobResponse{}
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateJobResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateJobResponse) ProtoMessage() {}
+
+func (x *UpdateJobResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateJobResponse.ProtoReflect.Descriptor instead.
+func (*UpdateJobResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *UpdateJobResponse) GetJob() *Job {
+	if x != nil {
+		return x.Job
+	}
+	return nil
+}
+
+func (x *UpdateJobResponse) GetExisted() bool {
+	if x != nil {
+		return x.Existed
+	}
+	return false
+}
+
 type FenceAttemptRequest struct {
 	state     protoimpl.MessageState `protogen:"open.v1"`
 	AttemptId string                 `protobuf:"bytes,1,opt,name=attempt_id,json=attemptId,proto3" json:"attempt_id,omitempty"`
@@ -1236,7 +1483,7 @@ type FenceAttemptRequest struct {
 
 func (x *FenceAttemptRequest) Reset() {
 	*x = FenceAttemptRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1248,7 +1495,7 @@ func (x *FenceAttemptRequest) String() string {
 func (*FenceAttemptRequest) ProtoMessage() {}
 
 func (x *FenceAttemptRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[20]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1261,7 +1508,7 @@ func (x *FenceAttemptRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceAttemptRequest.ProtoReflect.Descriptor instead.
 func (*FenceAttemptRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{20}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *FenceAttemptRequest) GetAttemptId() string {
@@ -1294,7 +1541,7 @@ type FenceAttemptResponse struct {
 
 func (x *FenceAttemptResponse) Reset() {
 	*x = FenceAttemptResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1306,7 +1553,7 @@ func (x *FenceAttemptResponse) String() string {
 func (*FenceAttemptResponse) ProtoMessage() {}
 
 func (x *FenceAttemptResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[21]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1319,7 +1566,7 @@ func (x *FenceAttemptResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FenceAttemptResponse.ProtoReflect.Descriptor instead.
 func (*FenceAttemptResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{21}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *FenceAttemptResponse) GetJob() *Job {
@@ -1339,7 +1586,7 @@ type ListEventsRequest struct {
 
 func (x *ListEventsRequest) Reset() {
 	*x = ListEventsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1351,7 +1598,7 @@ func (x *ListEventsRequest) String() string {
 func (*ListEventsRequest) ProtoMessage() {}
 
 func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[22]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1364,7 +1611,7 @@ func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
 func (*ListEventsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{22}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ListEventsRequest) GetJobId() string {
@@ -1390,7 +1637,7 @@ type ListEventsResponse struct {
 
 func (x *ListEventsResponse) Reset() {
 	*x = ListEventsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1649,7 @@ func (x *ListEventsResponse) String() string {
 func (*ListEventsResponse) ProtoMessage() {}
 
 func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[23]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1662,7 @@ func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
 func (*ListEventsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{23}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ListEventsResponse) GetEvents() []*Event {
@@ -1433,14 +1680,17 @@ type ProjectQuota struct {
 	// No bound; maximum_gpus then says nothing.
 	Unlimited bool `protobuf:"varint,3,opt,name=unlimited,proto3" json:"unlimited,omitempty"`
 	// What the project's attempts may hold at once, those that stop included.
-	MaximumGpus   uint32 `protobuf:"varint,4,opt,name=maximum_gpus,json=maximumGpus,proto3" json:"maximum_gpus,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaximumGpus uint32 `protobuf:"varint,4,opt,name=maximum_gpus,json=maximumGpus,proto3" json:"maximum_gpus,omitempty"`
+	// What the project's volumes may hold together, those being deleted included;
+	// no bound when unset.
+	MaximumVolumeGib *uint64 `protobuf:"varint,5,opt,name=maximum_volume_gib,json=maximumVolumeGib,proto3,oneof" json:"maximum_volume_gib,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *ProjectQuota) Reset() {
 	*x = ProjectQuota{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1452,7 +1702,7 @@ func (x *ProjectQuota) String() string {
 func (*ProjectQuota) ProtoMessage() {}
 
 func (x *ProjectQuota) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[24]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1465,7 +1715,7 @@ func (x *ProjectQuota) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectQuota.ProtoReflect.Descriptor instead.
 func (*ProjectQuota) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{24}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *ProjectQuota) GetProjectId() string {
@@ -1496,6 +1746,13 @@ func (x *ProjectQuota) GetMaximumGpus() uint32 {
 	return 0
 }
 
+func (x *ProjectQuota) GetMaximumVolumeGib() uint64 {
+	if x != nil && x.MaximumVolumeGib != nil {
+		return *x.MaximumVolumeGib
+	}
+	return 0
+}
+
 type PutQuotasRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// At most 1,000.
@@ -1506,7 +1763,7 @@ type PutQuotasRequest struct {
 
 func (x *PutQuotasRequest) Reset() {
 	*x = PutQuotasRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1518,7 +1775,7 @@ func (x *PutQuotasRequest) String() string {
 func (*PutQuotasRequest) ProtoMessage() {}
 
 func (x *PutQuotasRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[25]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1531,7 +1788,7 @@ func (x *PutQuotasRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutQuotasRequest.ProtoReflect.Descriptor instead.
 func (*PutQuotasRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{25}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *PutQuotasRequest) GetQuotas() []*ProjectQuota {
@@ -1549,7 +1806,7 @@ type PutQuotasResponse struct {
 
 func (x *PutQuotasResponse) Reset() {
 	*x = PutQuotasResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1561,7 +1818,7 @@ func (x *PutQuotasResponse) String() string {
 func (*PutQuotasResponse) ProtoMessage() {}
 
 func (x *PutQuotasResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[26]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1574,7 +1831,7 @@ func (x *PutQuotasResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutQuotasResponse.ProtoReflect.Descriptor instead.
 func (*PutQuotasResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{26}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{29}
 }
 
 type GetQuotaRequest struct {
@@ -1586,7 +1843,7 @@ type GetQuotaRequest struct {
 
 func (x *GetQuotaRequest) Reset() {
 	*x = GetQuotaRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1855,7 @@ func (x *GetQuotaRequest) String() string {
 func (*GetQuotaRequest) ProtoMessage() {}
 
 func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[27]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1868,7 @@ func (x *GetQuotaRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaRequest.ProtoReflect.Descriptor instead.
 func (*GetQuotaRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{27}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetQuotaRequest) GetProjectId() string {
@@ -1626,13 +1883,14 @@ type GetQuotaResponse struct {
 	// Unset when ork was never told.
 	Quota         *ProjectQuota `protobuf:"bytes,1,opt,name=quota,proto3" json:"quota,omitempty"`
 	HeldGpus      uint32        `protobuf:"varint,2,opt,name=held_gpus,json=heldGpus,proto3" json:"held_gpus,omitempty"`
+	HeldVolumeGib uint64        `protobuf:"varint,3,opt,name=held_volume_gib,json=heldVolumeGib,proto3" json:"held_volume_gib,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GetQuotaResponse) Reset() {
 	*x = GetQuotaResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1644,7 +1902,7 @@ func (x *GetQuotaResponse) String() string {
 func (*GetQuotaResponse) ProtoMessage() {}
 
 func (x *GetQuotaResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[28]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1657,7 +1915,7 @@ func (x *GetQuotaResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetQuotaResponse.ProtoReflect.Descriptor instead.
 func (*GetQuotaResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{28}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetQuotaResponse) GetQuota() *ProjectQuota {
@@ -1670,6 +1928,13 @@ func (x *GetQuotaResponse) GetQuota() *ProjectQuota {
 func (x *GetQuotaResponse) GetHeldGpus() uint32 {
 	if x != nil {
 		return x.HeldGpus
+	}
+	return 0
+}
+
+func (x *GetQuotaResponse) GetHeldVolumeGib() uint64 {
+	if x != nil {
+		return x.HeldVolumeGib
 	}
 	return 0
 }
@@ -1704,7 +1969,7 @@ type RackEntry struct {
 
 func (x *RackEntry) Reset() {
 	*x = RackEntry{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1716,7 +1981,7 @@ func (x *RackEntry) String() string {
 func (*RackEntry) ProtoMessage() {}
 
 func (x *RackEntry) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[29]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1729,7 +1994,7 @@ func (x *RackEntry) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackEntry.ProtoReflect.Descriptor instead.
 func (*RackEntry) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{29}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *RackEntry) GetId() string {
@@ -1826,7 +2091,7 @@ type Rack struct {
 
 func (x *Rack) Reset() {
 	*x = Rack{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1838,7 +2103,7 @@ func (x *Rack) String() string {
 func (*Rack) ProtoMessage() {}
 
 func (x *Rack) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[30]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1851,7 +2116,7 @@ func (x *Rack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Rack.ProtoReflect.Descriptor instead.
 func (*Rack) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{30}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Rack) GetEntry() *RackEntry {
@@ -1922,7 +2187,7 @@ type RackNode struct {
 
 func (x *RackNode) Reset() {
 	*x = RackNode{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1934,7 +2199,7 @@ func (x *RackNode) String() string {
 func (*RackNode) ProtoMessage() {}
 
 func (x *RackNode) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[31]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1947,7 +2212,7 @@ func (x *RackNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackNode.ProtoReflect.Descriptor instead.
 func (*RackNode) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{31}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *RackNode) GetName() string {
@@ -2027,7 +2292,7 @@ type GpuCapacity struct {
 
 func (x *GpuCapacity) Reset() {
 	*x = GpuCapacity{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2039,7 +2304,7 @@ func (x *GpuCapacity) String() string {
 func (*GpuCapacity) ProtoMessage() {}
 
 func (x *GpuCapacity) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[32]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2052,7 +2317,7 @@ func (x *GpuCapacity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuCapacity.ProtoReflect.Descriptor instead.
 func (*GpuCapacity) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{32}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GpuCapacity) GetModel() string {
@@ -2120,7 +2385,7 @@ type PutRackRequest struct {
 
 func (x *PutRackRequest) Reset() {
 	*x = PutRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2132,7 +2397,7 @@ func (x *PutRackRequest) String() string {
 func (*PutRackRequest) ProtoMessage() {}
 
 func (x *PutRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[33]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2145,7 +2410,7 @@ func (x *PutRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRackRequest.ProtoReflect.Descriptor instead.
 func (*PutRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{33}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PutRackRequest) GetEntry() *RackEntry {
@@ -2164,7 +2429,7 @@ type PutRackResponse struct {
 
 func (x *PutRackResponse) Reset() {
 	*x = PutRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2176,7 +2441,7 @@ func (x *PutRackResponse) String() string {
 func (*PutRackResponse) ProtoMessage() {}
 
 func (x *PutRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[34]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2189,7 +2454,7 @@ func (x *PutRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutRackResponse.ProtoReflect.Descriptor instead.
 func (*PutRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{34}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PutRackResponse) GetEntry() *RackEntry {
@@ -2209,7 +2474,7 @@ type RegisterRackRequest struct {
 
 func (x *RegisterRackRequest) Reset() {
 	*x = RegisterRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2221,7 +2486,7 @@ func (x *RegisterRackRequest) String() string {
 func (*RegisterRackRequest) ProtoMessage() {}
 
 func (x *RegisterRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[35]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2234,7 +2499,7 @@ func (x *RegisterRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRackRequest.ProtoReflect.Descriptor instead.
 func (*RegisterRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{35}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RegisterRackRequest) GetRackId() string {
@@ -2260,7 +2525,7 @@ type RegisterRackResponse struct {
 
 func (x *RegisterRackResponse) Reset() {
 	*x = RegisterRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2272,7 +2537,7 @@ func (x *RegisterRackResponse) String() string {
 func (*RegisterRackResponse) ProtoMessage() {}
 
 func (x *RegisterRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[36]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2285,7 +2550,7 @@ func (x *RegisterRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RegisterRackResponse.ProtoReflect.Descriptor instead.
 func (*RegisterRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{36}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *RegisterRackResponse) GetEntry() *RackEntry {
@@ -2308,7 +2573,7 @@ type ListRacksRequest struct {
 
 func (x *ListRacksRequest) Reset() {
 	*x = ListRacksRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2320,7 +2585,7 @@ func (x *ListRacksRequest) String() string {
 func (*ListRacksRequest) ProtoMessage() {}
 
 func (x *ListRacksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[37]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2333,7 +2598,7 @@ func (x *ListRacksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRacksRequest.ProtoReflect.Descriptor instead.
 func (*ListRacksRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{37}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ListRacksRequest) GetLocation() string {
@@ -2366,7 +2631,7 @@ type ListRacksResponse struct {
 
 func (x *ListRacksResponse) Reset() {
 	*x = ListRacksResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2378,7 +2643,7 @@ func (x *ListRacksResponse) String() string {
 func (*ListRacksResponse) ProtoMessage() {}
 
 func (x *ListRacksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[38]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2391,7 +2656,7 @@ func (x *ListRacksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListRacksResponse.ProtoReflect.Descriptor instead.
 func (*ListRacksResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{38}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ListRacksResponse) GetRacks() []*Rack {
@@ -2411,7 +2676,7 @@ type CordonRackRequest struct {
 
 func (x *CordonRackRequest) Reset() {
 	*x = CordonRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2423,7 +2688,7 @@ func (x *CordonRackRequest) String() string {
 func (*CordonRackRequest) ProtoMessage() {}
 
 func (x *CordonRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[39]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2436,7 +2701,7 @@ func (x *CordonRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRackRequest.ProtoReflect.Descriptor instead.
 func (*CordonRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{39}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *CordonRackRequest) GetId() string {
@@ -2462,7 +2727,7 @@ type CordonRackResponse struct {
 
 func (x *CordonRackResponse) Reset() {
 	*x = CordonRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2474,7 +2739,7 @@ func (x *CordonRackResponse) String() string {
 func (*CordonRackResponse) ProtoMessage() {}
 
 func (x *CordonRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[40]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2487,7 +2752,7 @@ func (x *CordonRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CordonRackResponse.ProtoReflect.Descriptor instead.
 func (*CordonRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{40}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *CordonRackResponse) GetEntry() *RackEntry {
@@ -2511,7 +2776,7 @@ type ForgetRackRequest struct {
 
 func (x *ForgetRackRequest) Reset() {
 	*x = ForgetRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2523,7 +2788,7 @@ func (x *ForgetRackRequest) String() string {
 func (*ForgetRackRequest) ProtoMessage() {}
 
 func (x *ForgetRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[41]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2536,7 +2801,7 @@ func (x *ForgetRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRackRequest.ProtoReflect.Descriptor instead.
 func (*ForgetRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{41}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ForgetRackRequest) GetId() string {
@@ -2577,7 +2842,7 @@ type ForgetRackResponse struct {
 
 func (x *ForgetRackResponse) Reset() {
 	*x = ForgetRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2589,7 +2854,7 @@ func (x *ForgetRackResponse) String() string {
 func (*ForgetRackResponse) ProtoMessage() {}
 
 func (x *ForgetRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[42]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2602,7 +2867,7 @@ func (x *ForgetRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgetRackResponse.ProtoReflect.Descriptor instead.
 func (*ForgetRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{42}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ForgetRackResponse) GetAbandoned() *ForgottenRack {
@@ -2624,7 +2889,7 @@ type DrainRackRequest struct {
 
 func (x *DrainRackRequest) Reset() {
 	*x = DrainRackRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2636,7 +2901,7 @@ func (x *DrainRackRequest) String() string {
 func (*DrainRackRequest) ProtoMessage() {}
 
 func (x *DrainRackRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[43]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2649,7 +2914,7 @@ func (x *DrainRackRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRackRequest.ProtoReflect.Descriptor instead.
 func (*DrainRackRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{43}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *DrainRackRequest) GetId() string {
@@ -2684,7 +2949,7 @@ type DrainRackResponse struct {
 
 func (x *DrainRackResponse) Reset() {
 	*x = DrainRackResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2696,7 +2961,7 @@ func (x *DrainRackResponse) String() string {
 func (*DrainRackResponse) ProtoMessage() {}
 
 func (x *DrainRackResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[44]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2709,7 +2974,7 @@ func (x *DrainRackResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainRackResponse.ProtoReflect.Descriptor instead.
 func (*DrainRackResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{44}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *DrainRackResponse) GetEntry() *RackEntry {
@@ -2747,7 +3012,7 @@ type ForgottenRack struct {
 
 func (x *ForgottenRack) Reset() {
 	*x = ForgottenRack{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2759,7 +3024,7 @@ func (x *ForgottenRack) String() string {
 func (*ForgottenRack) ProtoMessage() {}
 
 func (x *ForgottenRack) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[45]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2772,7 +3037,7 @@ func (x *ForgottenRack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ForgottenRack.ProtoReflect.Descriptor instead.
 func (*ForgottenRack) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{45}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ForgottenRack) GetRackId() string {
@@ -2854,7 +3119,7 @@ type AbandonedAttempt struct {
 
 func (x *AbandonedAttempt) Reset() {
 	*x = AbandonedAttempt{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2866,7 +3131,7 @@ func (x *AbandonedAttempt) String() string {
 func (*AbandonedAttempt) ProtoMessage() {}
 
 func (x *AbandonedAttempt) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[46]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2879,7 +3144,7 @@ func (x *AbandonedAttempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AbandonedAttempt.ProtoReflect.Descriptor instead.
 func (*AbandonedAttempt) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{46}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *AbandonedAttempt) GetAttemptId() string {
@@ -2939,7 +3204,7 @@ type ListForgottenRacksRequest struct {
 
 func (x *ListForgottenRacksRequest) Reset() {
 	*x = ListForgottenRacksRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2951,7 +3216,7 @@ func (x *ListForgottenRacksRequest) String() string {
 func (*ListForgottenRacksRequest) ProtoMessage() {}
 
 func (x *ListForgottenRacksRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[47]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2964,7 +3229,7 @@ func (x *ListForgottenRacksRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListForgottenRacksRequest.ProtoReflect.Descriptor instead.
 func (*ListForgottenRacksRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{47}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{50}
 }
 
 type ListForgottenRacksResponse struct {
@@ -2976,7 +3241,7 @@ type ListForgottenRacksResponse struct {
 
 func (x *ListForgottenRacksResponse) Reset() {
 	*x = ListForgottenRacksResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2988,7 +3253,7 @@ func (x *ListForgottenRacksResponse) String() string {
 func (*ListForgottenRacksResponse) ProtoMessage() {}
 
 func (x *ListForgottenRacksResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[48]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3001,7 +3266,7 @@ func (x *ListForgottenRacksResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListForgottenRacksResponse.ProtoReflect.Descriptor instead.
 func (*ListForgottenRacksResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{48}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ListForgottenRacksResponse) GetRacks() []*ForgottenRack {
@@ -3024,7 +3289,7 @@ type ResolveAbandonedRequest struct {
 
 func (x *ResolveAbandonedRequest) Reset() {
 	*x = ResolveAbandonedRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3301,7 @@ func (x *ResolveAbandonedRequest) String() string {
 func (*ResolveAbandonedRequest) ProtoMessage() {}
 
 func (x *ResolveAbandonedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[49]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3314,7 @@ func (x *ResolveAbandonedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveAbandonedRequest.ProtoReflect.Descriptor instead.
 func (*ResolveAbandonedRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{49}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ResolveAbandonedRequest) GetRackId() string {
@@ -3089,7 +3354,7 @@ type ResolveAbandonedResponse struct {
 
 func (x *ResolveAbandonedResponse) Reset() {
 	*x = ResolveAbandonedResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3101,7 +3366,7 @@ func (x *ResolveAbandonedResponse) String() string {
 func (*ResolveAbandonedResponse) ProtoMessage() {}
 
 func (x *ResolveAbandonedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[50]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3114,7 +3379,7 @@ func (x *ResolveAbandonedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResolveAbandonedResponse.ProtoReflect.Descriptor instead.
 func (*ResolveAbandonedResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{50}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ResolveAbandonedResponse) GetAttempts() uint32 {
@@ -3145,7 +3410,7 @@ type Quarantine struct {
 
 func (x *Quarantine) Reset() {
 	*x = Quarantine{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3422,7 @@ func (x *Quarantine) String() string {
 func (*Quarantine) ProtoMessage() {}
 
 func (x *Quarantine) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[51]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3435,7 @@ func (x *Quarantine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Quarantine.ProtoReflect.Descriptor instead.
 func (*Quarantine) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{51}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Quarantine) GetRackId() string {
@@ -3246,7 +3511,7 @@ type StartFailure struct {
 
 func (x *StartFailure) Reset() {
 	*x = StartFailure{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3258,7 +3523,7 @@ func (x *StartFailure) String() string {
 func (*StartFailure) ProtoMessage() {}
 
 func (x *StartFailure) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[52]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3271,7 +3536,7 @@ func (x *StartFailure) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartFailure.ProtoReflect.Descriptor instead.
 func (*StartFailure) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{52}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *StartFailure) GetAttemptId() string {
@@ -3325,7 +3590,7 @@ type ListQuarantinesRequest struct {
 
 func (x *ListQuarantinesRequest) Reset() {
 	*x = ListQuarantinesRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3337,7 +3602,7 @@ func (x *ListQuarantinesRequest) String() string {
 func (*ListQuarantinesRequest) ProtoMessage() {}
 
 func (x *ListQuarantinesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[53]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3350,7 +3615,7 @@ func (x *ListQuarantinesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuarantinesRequest.ProtoReflect.Descriptor instead.
 func (*ListQuarantinesRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{53}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ListQuarantinesRequest) GetRackId() string {
@@ -3369,7 +3634,7 @@ type ListQuarantinesResponse struct {
 
 func (x *ListQuarantinesResponse) Reset() {
 	*x = ListQuarantinesResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3381,7 +3646,7 @@ func (x *ListQuarantinesResponse) String() string {
 func (*ListQuarantinesResponse) ProtoMessage() {}
 
 func (x *ListQuarantinesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[54]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3394,7 +3659,7 @@ func (x *ListQuarantinesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListQuarantinesResponse.ProtoReflect.Descriptor instead.
 func (*ListQuarantinesResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{54}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ListQuarantinesResponse) GetQuarantines() []*Quarantine {
@@ -3417,7 +3682,7 @@ type SetQuarantineRequest struct {
 
 func (x *SetQuarantineRequest) Reset() {
 	*x = SetQuarantineRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3429,7 +3694,7 @@ func (x *SetQuarantineRequest) String() string {
 func (*SetQuarantineRequest) ProtoMessage() {}
 
 func (x *SetQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[55]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3442,7 +3707,7 @@ func (x *SetQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*SetQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{55}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *SetQuarantineRequest) GetRackId() string {
@@ -3489,7 +3754,7 @@ type SetQuarantineResponse struct {
 
 func (x *SetQuarantineResponse) Reset() {
 	*x = SetQuarantineResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3501,7 +3766,7 @@ func (x *SetQuarantineResponse) String() string {
 func (*SetQuarantineResponse) ProtoMessage() {}
 
 func (x *SetQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[56]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3514,7 +3779,7 @@ func (x *SetQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SetQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*SetQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{56}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *SetQuarantineResponse) GetQuarantine() *Quarantine {
@@ -3536,7 +3801,7 @@ type LiftQuarantineRequest struct {
 
 func (x *LiftQuarantineRequest) Reset() {
 	*x = LiftQuarantineRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3813,7 @@ func (x *LiftQuarantineRequest) String() string {
 func (*LiftQuarantineRequest) ProtoMessage() {}
 
 func (x *LiftQuarantineRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[57]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3826,7 @@ func (x *LiftQuarantineRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LiftQuarantineRequest.ProtoReflect.Descriptor instead.
 func (*LiftQuarantineRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{57}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *LiftQuarantineRequest) GetRackId() string {
@@ -3600,7 +3865,7 @@ type LiftQuarantineResponse struct {
 
 func (x *LiftQuarantineResponse) Reset() {
 	*x = LiftQuarantineResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3612,7 +3877,7 @@ func (x *LiftQuarantineResponse) String() string {
 func (*LiftQuarantineResponse) ProtoMessage() {}
 
 func (x *LiftQuarantineResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[58]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3625,7 +3890,7 @@ func (x *LiftQuarantineResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LiftQuarantineResponse.ProtoReflect.Descriptor instead.
 func (*LiftQuarantineResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{58}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{61}
 }
 
 type RedeemTokenRequest struct {
@@ -3637,7 +3902,7 @@ type RedeemTokenRequest struct {
 
 func (x *RedeemTokenRequest) Reset() {
 	*x = RedeemTokenRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[59]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3649,7 +3914,7 @@ func (x *RedeemTokenRequest) String() string {
 func (*RedeemTokenRequest) ProtoMessage() {}
 
 func (x *RedeemTokenRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[59]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3662,7 +3927,7 @@ func (x *RedeemTokenRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemTokenRequest.ProtoReflect.Descriptor instead.
 func (*RedeemTokenRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{59}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *RedeemTokenRequest) GetJoinToken() string {
@@ -3681,7 +3946,7 @@ type RedeemTokenResponse struct {
 
 func (x *RedeemTokenResponse) Reset() {
 	*x = RedeemTokenResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[60]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3693,7 +3958,7 @@ func (x *RedeemTokenResponse) String() string {
 func (*RedeemTokenResponse) ProtoMessage() {}
 
 func (x *RedeemTokenResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[60]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3706,7 +3971,7 @@ func (x *RedeemTokenResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RedeemTokenResponse.ProtoReflect.Descriptor instead.
 func (*RedeemTokenResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{60}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *RedeemTokenResponse) GetCertificateEnvelope() []byte {
@@ -3724,7 +3989,7 @@ type RenewCertificateRequest struct {
 
 func (x *RenewCertificateRequest) Reset() {
 	*x = RenewCertificateRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[61]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3736,7 +4001,7 @@ func (x *RenewCertificateRequest) String() string {
 func (*RenewCertificateRequest) ProtoMessage() {}
 
 func (x *RenewCertificateRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[61]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3749,7 +4014,7 @@ func (x *RenewCertificateRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewCertificateRequest.ProtoReflect.Descriptor instead.
 func (*RenewCertificateRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{61}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{64}
 }
 
 type RenewCertificateResponse struct {
@@ -3761,7 +4026,7 @@ type RenewCertificateResponse struct {
 
 func (x *RenewCertificateResponse) Reset() {
 	*x = RenewCertificateResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[62]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +4038,7 @@ func (x *RenewCertificateResponse) String() string {
 func (*RenewCertificateResponse) ProtoMessage() {}
 
 func (x *RenewCertificateResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[62]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +4051,7 @@ func (x *RenewCertificateResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RenewCertificateResponse.ProtoReflect.Descriptor instead.
 func (*RenewCertificateResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{62}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *RenewCertificateResponse) GetCertificateEnvelope() []byte {
@@ -3807,7 +4072,7 @@ type AttendRequest struct {
 
 func (x *AttendRequest) Reset() {
 	*x = AttendRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[63]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3819,7 +4084,7 @@ func (x *AttendRequest) String() string {
 func (*AttendRequest) ProtoMessage() {}
 
 func (x *AttendRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[63]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3832,7 +4097,7 @@ func (x *AttendRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendRequest.ProtoReflect.Descriptor instead.
 func (*AttendRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{63}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *AttendRequest) GetReport() *v1.Report {
@@ -3864,7 +4129,7 @@ type AttendResponse struct {
 
 func (x *AttendResponse) Reset() {
 	*x = AttendResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[64]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3876,7 +4141,7 @@ func (x *AttendResponse) String() string {
 func (*AttendResponse) ProtoMessage() {}
 
 func (x *AttendResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[64]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3889,7 +4154,7 @@ func (x *AttendResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AttendResponse.ProtoReflect.Descriptor instead.
 func (*AttendResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{64}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *AttendResponse) GetDrain() bool {
@@ -3930,7 +4195,7 @@ type PutGrantFloorsRequest struct {
 
 func (x *PutGrantFloorsRequest) Reset() {
 	*x = PutGrantFloorsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[65]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4207,7 @@ func (x *PutGrantFloorsRequest) String() string {
 func (*PutGrantFloorsRequest) ProtoMessage() {}
 
 func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[65]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4220,7 @@ func (x *PutGrantFloorsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGrantFloorsRequest.ProtoReflect.Descriptor instead.
 func (*PutGrantFloorsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{65}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *PutGrantFloorsRequest) GetFloors() []*ProjectGrantFloor {
@@ -3976,7 +4241,7 @@ type ProjectGrantFloor struct {
 
 func (x *ProjectGrantFloor) Reset() {
 	*x = ProjectGrantFloor{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[66]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3988,7 +4253,7 @@ func (x *ProjectGrantFloor) String() string {
 func (*ProjectGrantFloor) ProtoMessage() {}
 
 func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[66]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4001,7 +4266,7 @@ func (x *ProjectGrantFloor) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectGrantFloor.ProtoReflect.Descriptor instead.
 func (*ProjectGrantFloor) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{66}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ProjectGrantFloor) GetProjectId() string {
@@ -4029,7 +4294,7 @@ type PutGrantFloorsResponse struct {
 
 func (x *PutGrantFloorsResponse) Reset() {
 	*x = PutGrantFloorsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[67]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4041,7 +4306,7 @@ func (x *PutGrantFloorsResponse) String() string {
 func (*PutGrantFloorsResponse) ProtoMessage() {}
 
 func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[67]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4054,7 +4319,7 @@ func (x *PutGrantFloorsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PutGrantFloorsResponse.ProtoReflect.Descriptor instead.
 func (*PutGrantFloorsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{67}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *PutGrantFloorsResponse) GetHighestEpoch() uint64 {
@@ -4072,7 +4337,7 @@ type WatchVoidCertificatesRequest struct {
 
 func (x *WatchVoidCertificatesRequest) Reset() {
 	*x = WatchVoidCertificatesRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[68]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4084,7 +4349,7 @@ func (x *WatchVoidCertificatesRequest) String() string {
 func (*WatchVoidCertificatesRequest) ProtoMessage() {}
 
 func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[68]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4097,7 +4362,7 @@ func (x *WatchVoidCertificatesRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVoidCertificatesRequest.ProtoReflect.Descriptor instead.
 func (*WatchVoidCertificatesRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{68}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{71}
 }
 
 type WatchVoidCertificatesResponse struct {
@@ -4109,7 +4374,7 @@ type WatchVoidCertificatesResponse struct {
 
 func (x *WatchVoidCertificatesResponse) Reset() {
 	*x = WatchVoidCertificatesResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[69]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4121,7 +4386,7 @@ func (x *WatchVoidCertificatesResponse) String() string {
 func (*WatchVoidCertificatesResponse) ProtoMessage() {}
 
 func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[69]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4134,7 +4399,7 @@ func (x *WatchVoidCertificatesResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchVoidCertificatesResponse.ProtoReflect.Descriptor instead.
 func (*WatchVoidCertificatesResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{69}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *WatchVoidCertificatesResponse) GetCertificates() []*VoidCertificate {
@@ -4155,7 +4420,7 @@ type VoidCertificate struct {
 
 func (x *VoidCertificate) Reset() {
 	*x = VoidCertificate{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[70]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4167,7 +4432,7 @@ func (x *VoidCertificate) String() string {
 func (*VoidCertificate) ProtoMessage() {}
 
 func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[70]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4180,7 +4445,7 @@ func (x *VoidCertificate) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VoidCertificate.ProtoReflect.Descriptor instead.
 func (*VoidCertificate) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{70}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *VoidCertificate) GetAttemptId() string {
@@ -4205,7 +4470,7 @@ type WatchEndpointsRequest struct {
 
 func (x *WatchEndpointsRequest) Reset() {
 	*x = WatchEndpointsRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[71]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4217,7 +4482,7 @@ func (x *WatchEndpointsRequest) String() string {
 func (*WatchEndpointsRequest) ProtoMessage() {}
 
 func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[71]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4230,7 +4495,7 @@ func (x *WatchEndpointsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsRequest.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{71}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{74}
 }
 
 type WatchEndpointsResponse struct {
@@ -4242,7 +4507,7 @@ type WatchEndpointsResponse struct {
 
 func (x *WatchEndpointsResponse) Reset() {
 	*x = WatchEndpointsResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[72]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[75]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4254,7 +4519,7 @@ func (x *WatchEndpointsResponse) String() string {
 func (*WatchEndpointsResponse) ProtoMessage() {}
 
 func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[72]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[75]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4267,7 +4532,7 @@ func (x *WatchEndpointsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchEndpointsResponse.ProtoReflect.Descriptor instead.
 func (*WatchEndpointsResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{72}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{75}
 }
 
 func (x *WatchEndpointsResponse) GetEndpoints() []*Endpoint {
@@ -4296,7 +4561,7 @@ type Endpoint struct {
 
 func (x *Endpoint) Reset() {
 	*x = Endpoint{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[73]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[76]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4308,7 +4573,7 @@ func (x *Endpoint) String() string {
 func (*Endpoint) ProtoMessage() {}
 
 func (x *Endpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[73]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[76]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4321,7 +4586,7 @@ func (x *Endpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Endpoint.ProtoReflect.Descriptor instead.
 func (*Endpoint) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{73}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{76}
 }
 
 func (x *Endpoint) GetId() string {
@@ -4403,7 +4668,7 @@ type EndpointReplica struct {
 
 func (x *EndpointReplica) Reset() {
 	*x = EndpointReplica{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[74]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[77]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4415,7 +4680,7 @@ func (x *EndpointReplica) String() string {
 func (*EndpointReplica) ProtoMessage() {}
 
 func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[74]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[77]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4428,7 +4693,7 @@ func (x *EndpointReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndpointReplica.ProtoReflect.Descriptor instead.
 func (*EndpointReplica) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{74}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{77}
 }
 
 func (x *EndpointReplica) GetReplicaId() string {
@@ -4491,7 +4756,7 @@ type GetAvailabilityRequest struct {
 
 func (x *GetAvailabilityRequest) Reset() {
 	*x = GetAvailabilityRequest{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[75]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[78]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4503,7 +4768,7 @@ func (x *GetAvailabilityRequest) String() string {
 func (*GetAvailabilityRequest) ProtoMessage() {}
 
 func (x *GetAvailabilityRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[75]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[78]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4516,7 +4781,7 @@ func (x *GetAvailabilityRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAvailabilityRequest.ProtoReflect.Descriptor instead.
 func (*GetAvailabilityRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{75}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{78}
 }
 
 func (x *GetAvailabilityRequest) GetLocation() string {
@@ -4543,7 +4808,7 @@ type GetAvailabilityResponse struct {
 
 func (x *GetAvailabilityResponse) Reset() {
 	*x = GetAvailabilityResponse{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[76]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[79]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4555,7 +4820,7 @@ func (x *GetAvailabilityResponse) String() string {
 func (*GetAvailabilityResponse) ProtoMessage() {}
 
 func (x *GetAvailabilityResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[76]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[79]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4568,7 +4833,7 @@ func (x *GetAvailabilityResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetAvailabilityResponse.ProtoReflect.Descriptor instead.
 func (*GetAvailabilityResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{76}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{79}
 }
 
 func (x *GetAvailabilityResponse) GetGpus() []*GpuAvailability {
@@ -4601,7 +4866,7 @@ type GpuAvailability struct {
 
 func (x *GpuAvailability) Reset() {
 	*x = GpuAvailability{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[77]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[80]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4613,7 +4878,7 @@ func (x *GpuAvailability) String() string {
 func (*GpuAvailability) ProtoMessage() {}
 
 func (x *GpuAvailability) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[77]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[80]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4626,7 +4891,7 @@ func (x *GpuAvailability) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GpuAvailability.ProtoReflect.Descriptor instead.
 func (*GpuAvailability) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{77}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{80}
 }
 
 func (x *GpuAvailability) GetLocation() string {
@@ -4713,7 +4978,7 @@ type RackAvailability struct {
 
 func (x *RackAvailability) Reset() {
 	*x = RackAvailability{}
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[78]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[81]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4725,7 +4990,7 @@ func (x *RackAvailability) String() string {
 func (*RackAvailability) ProtoMessage() {}
 
 func (x *RackAvailability) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[78]
+	mi := &file_cosmicac_ork_v1_ork_proto_msgTypes[81]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4738,7 +5003,7 @@ func (x *RackAvailability) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RackAvailability.ProtoReflect.Descriptor instead.
 func (*RackAvailability) Descriptor() ([]byte, []int) {
-	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{78}
+	return file_cosmicac_ork_v1_ork_proto_rawDescGZIP(), []int{81}
 }
 
 func (x *RackAvailability) GetRackId() string {
@@ -4851,7 +5116,20 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
 	"\x05actor\x18\x02 \x01(\tR\x05actor\"<\n" +
 	"\x12RestartJobResponse\x12&\n" +
-	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\"d\n" +
+	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\"\xb0\x02\n" +
+	"\x10UpdateJobRequest\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x14\n" +
+	"\x05actor\x18\x02 \x01(\tR\x05actor\x12'\n" +
+	"\x0fidempotency_key\x18\x03 \x01(\tR\x0eidempotencyKey\x124\n" +
+	"\x16expected_spec_revision\x18\x04 \x01(\x04R\x14expectedSpecRevision\x12;\n" +
+	"\bstrategy\x18\x05 \x01(\x0e2\x1f.cosmicac.ork.v1.UpdateStrategyR\bstrategy\x12>\n" +
+	"\targuments\x18\x06 \x01(\v2 .cosmicac.ork.v1.EngineArgumentsR\targuments\x12\x1a\n" +
+	"\breplicas\x18\a \x01(\rR\breplicas\")\n" +
+	"\x0fEngineArguments\x12\x16\n" +
+	"\x06values\x18\x01 \x03(\tR\x06values\"U\n" +
+	"\x11UpdateJobResponse\x12&\n" +
+	"\x03job\x18\x01 \x01(\v2\x14.cosmicac.ork.v1.JobR\x03job\x12\x18\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\"d\n" +
 	"\x13FenceAttemptRequest\x12\x1d\n" +
 	"\n" +
 	"attempt_id\x18\x01 \x01(\tR\tattemptId\x12\x18\n" +
@@ -4863,22 +5141,25 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x06job_id\x18\x01 \x01(\tR\x05jobId\x12%\n" +
 	"\x0eafter_sequence\x18\x02 \x01(\x04R\rafterSequence\"D\n" +
 	"\x12ListEventsResponse\x12.\n" +
-	"\x06events\x18\x01 \x03(\v2\x16.cosmicac.ork.v1.EventR\x06events\"\x8a\x01\n" +
+	"\x06events\x18\x01 \x03(\v2\x16.cosmicac.ork.v1.EventR\x06events\"\xd4\x01\n" +
 	"\fProjectQuota\x12\x1d\n" +
 	"\n" +
 	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x1a\n" +
 	"\brevision\x18\x02 \x01(\x04R\brevision\x12\x1c\n" +
 	"\tunlimited\x18\x03 \x01(\bR\tunlimited\x12!\n" +
-	"\fmaximum_gpus\x18\x04 \x01(\rR\vmaximumGpus\"I\n" +
+	"\fmaximum_gpus\x18\x04 \x01(\rR\vmaximumGpus\x121\n" +
+	"\x12maximum_volume_gib\x18\x05 \x01(\x04H\x00R\x10maximumVolumeGib\x88\x01\x01B\x15\n" +
+	"\x13_maximum_volume_gib\"I\n" +
 	"\x10PutQuotasRequest\x125\n" +
 	"\x06quotas\x18\x01 \x03(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x06quotas\"\x13\n" +
 	"\x11PutQuotasResponse\"0\n" +
 	"\x0fGetQuotaRequest\x12\x1d\n" +
 	"\n" +
-	"project_id\x18\x01 \x01(\tR\tprojectId\"d\n" +
+	"project_id\x18\x01 \x01(\tR\tprojectId\"\x8c\x01\n" +
 	"\x10GetQuotaResponse\x123\n" +
 	"\x05quota\x18\x01 \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\x12\x1b\n" +
-	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\"\x8e\x03\n" +
+	"\theld_gpus\x18\x02 \x01(\rR\bheldGpus\x12&\n" +
+	"\x0fheld_volume_gib\x18\x03 \x01(\x04R\rheldVolumeGib\"\x8e\x03\n" +
 	"\tRackEntry\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1a\n" +
 	"\blocation\x18\x02 \x01(\tR\blocation\x12\x10\n" +
@@ -5113,11 +5394,15 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\n" +
 	"largest_vm\x18\x03 \x01(\rR\tlargestVm\x12/\n" +
 	"\x06reason\x18\x04 \x01(\x0e2\x17.cosmicac.ork.v1.ReasonR\x06reason\x12\x18\n" +
-	"\amessage\x18\x05 \x01(\tR\amessage*l\n" +
+	"\amessage\x18\x05 \x01(\tR\amessage*r\n" +
+	"\x0eUpdateStrategy\x12\x1f\n" +
+	"\x1bUPDATE_STRATEGY_UNSPECIFIED\x10\x00\x12\x1e\n" +
+	"\x1aUPDATE_STRATEGY_STOP_FIRST\x10\x01\x12\x1f\n" +
+	"\x1bUPDATE_STRATEGY_SURGE_FIRST\x10\x02*l\n" +
 	"\x0fAbandonedAction\x12 \n" +
 	"\x1cABANDONED_ACTION_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16ABANDONED_ACTION_ADOPT\x10\x01\x12\x1b\n" +
-	"\x17ABANDONED_ACTION_DELETE\x10\x022\xb2\a\n" +
+	"\x17ABANDONED_ACTION_DELETE\x10\x022\x90\b\n" +
 	"\x04Jobs\x12\\\n" +
 	"\tCreateJob\x12!.cosmicac.ork.v1.CreateJobRequest\x1a\".cosmicac.ork.v1.CreateJobResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12T\n" +
@@ -5135,6 +5420,8 @@ const file_cosmicac_ork_v1_ork_proto_rawDesc = "" +
 	"\x02\x02\a\x12_\n" +
 	"\n" +
 	"RestartJob\x12\".cosmicac.ork.v1.RestartJobRequest\x1a#.cosmicac.ork.v1.RestartJobResponse\"\b\xca\xc1\x18\x04\n" +
+	"\x02\x02\a\x12\\\n" +
+	"\tUpdateJob\x12!.cosmicac.ork.v1.UpdateJobRequest\x1a\".cosmicac.ork.v1.UpdateJobResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12e\n" +
 	"\fFenceAttempt\x12$.cosmicac.ork.v1.FenceAttemptRequest\x1a%.cosmicac.ork.v1.FenceAttemptResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x02\a\x12`\n" +
@@ -5199,234 +5486,243 @@ func file_cosmicac_ork_v1_ork_proto_rawDescGZIP() []byte {
 	return file_cosmicac_ork_v1_ork_proto_rawDescData
 }
 
-var file_cosmicac_ork_v1_ork_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 80)
+var file_cosmicac_ork_v1_ork_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_cosmicac_ork_v1_ork_proto_msgTypes = make([]protoimpl.MessageInfo, 83)
 var file_cosmicac_ork_v1_ork_proto_goTypes = []any{
-	(AbandonedAction)(0),                  // 0: cosmicac.ork.v1.AbandonedAction
-	(*CreateJobRequest)(nil),              // 1: cosmicac.ork.v1.CreateJobRequest
-	(*CreateJobResponse)(nil),             // 2: cosmicac.ork.v1.CreateJobResponse
-	(*JobPlan)(nil),                       // 3: cosmicac.ork.v1.JobPlan
-	(*ReplicaPlan)(nil),                   // 4: cosmicac.ork.v1.ReplicaPlan
-	(*PlannedNode)(nil),                   // 5: cosmicac.ork.v1.PlannedNode
-	(*PlanRefusal)(nil),                   // 6: cosmicac.ork.v1.PlanRefusal
-	(*GetJobRequest)(nil),                 // 7: cosmicac.ork.v1.GetJobRequest
-	(*GetJobResponse)(nil),                // 8: cosmicac.ork.v1.GetJobResponse
-	(*ListJobsRequest)(nil),               // 9: cosmicac.ork.v1.ListJobsRequest
-	(*ListJobsResponse)(nil),              // 10: cosmicac.ork.v1.ListJobsResponse
-	(*WatchJobsRequest)(nil),              // 11: cosmicac.ork.v1.WatchJobsRequest
-	(*WatchJobsResponse)(nil),             // 12: cosmicac.ork.v1.WatchJobsResponse
-	(*StopJobRequest)(nil),                // 13: cosmicac.ork.v1.StopJobRequest
-	(*StopJobResponse)(nil),               // 14: cosmicac.ork.v1.StopJobResponse
-	(*StartJobRequest)(nil),               // 15: cosmicac.ork.v1.StartJobRequest
-	(*StartJobResponse)(nil),              // 16: cosmicac.ork.v1.StartJobResponse
-	(*DeleteJobRequest)(nil),              // 17: cosmicac.ork.v1.DeleteJobRequest
-	(*DeleteJobResponse)(nil),             // 18: cosmicac.ork.v1.DeleteJobResponse
-	(*RestartJobRequest)(nil),             // 19: cosmicac.ork.v1.RestartJobRequest
-	(*RestartJobResponse)(nil),            // 20: cosmicac.ork.v1.RestartJobResponse
-	(*FenceAttemptRequest)(nil),           // 21: cosmicac.ork.v1.FenceAttemptRequest
-	(*FenceAttemptResponse)(nil),          // 22: cosmicac.ork.v1.FenceAttemptResponse
-	(*ListEventsRequest)(nil),             // 23: cosmicac.ork.v1.ListEventsRequest
-	(*ListEventsResponse)(nil),            // 24: cosmicac.ork.v1.ListEventsResponse
-	(*ProjectQuota)(nil),                  // 25: cosmicac.ork.v1.ProjectQuota
-	(*PutQuotasRequest)(nil),              // 26: cosmicac.ork.v1.PutQuotasRequest
-	(*PutQuotasResponse)(nil),             // 27: cosmicac.ork.v1.PutQuotasResponse
-	(*GetQuotaRequest)(nil),               // 28: cosmicac.ork.v1.GetQuotaRequest
-	(*GetQuotaResponse)(nil),              // 29: cosmicac.ork.v1.GetQuotaResponse
-	(*RackEntry)(nil),                     // 30: cosmicac.ork.v1.RackEntry
-	(*Rack)(nil),                          // 31: cosmicac.ork.v1.Rack
-	(*RackNode)(nil),                      // 32: cosmicac.ork.v1.RackNode
-	(*GpuCapacity)(nil),                   // 33: cosmicac.ork.v1.GpuCapacity
-	(*PutRackRequest)(nil),                // 34: cosmicac.ork.v1.PutRackRequest
-	(*PutRackResponse)(nil),               // 35: cosmicac.ork.v1.PutRackResponse
-	(*RegisterRackRequest)(nil),           // 36: cosmicac.ork.v1.RegisterRackRequest
-	(*RegisterRackResponse)(nil),          // 37: cosmicac.ork.v1.RegisterRackResponse
-	(*ListRacksRequest)(nil),              // 38: cosmicac.ork.v1.ListRacksRequest
-	(*ListRacksResponse)(nil),             // 39: cosmicac.ork.v1.ListRacksResponse
-	(*CordonRackRequest)(nil),             // 40: cosmicac.ork.v1.CordonRackRequest
-	(*CordonRackResponse)(nil),            // 41: cosmicac.ork.v1.CordonRackResponse
-	(*ForgetRackRequest)(nil),             // 42: cosmicac.ork.v1.ForgetRackRequest
-	(*ForgetRackResponse)(nil),            // 43: cosmicac.ork.v1.ForgetRackResponse
-	(*DrainRackRequest)(nil),              // 44: cosmicac.ork.v1.DrainRackRequest
-	(*DrainRackResponse)(nil),             // 45: cosmicac.ork.v1.DrainRackResponse
-	(*ForgottenRack)(nil),                 // 46: cosmicac.ork.v1.ForgottenRack
-	(*AbandonedAttempt)(nil),              // 47: cosmicac.ork.v1.AbandonedAttempt
-	(*ListForgottenRacksRequest)(nil),     // 48: cosmicac.ork.v1.ListForgottenRacksRequest
-	(*ListForgottenRacksResponse)(nil),    // 49: cosmicac.ork.v1.ListForgottenRacksResponse
-	(*ResolveAbandonedRequest)(nil),       // 50: cosmicac.ork.v1.ResolveAbandonedRequest
-	(*ResolveAbandonedResponse)(nil),      // 51: cosmicac.ork.v1.ResolveAbandonedResponse
-	(*Quarantine)(nil),                    // 52: cosmicac.ork.v1.Quarantine
-	(*StartFailure)(nil),                  // 53: cosmicac.ork.v1.StartFailure
-	(*ListQuarantinesRequest)(nil),        // 54: cosmicac.ork.v1.ListQuarantinesRequest
-	(*ListQuarantinesResponse)(nil),       // 55: cosmicac.ork.v1.ListQuarantinesResponse
-	(*SetQuarantineRequest)(nil),          // 56: cosmicac.ork.v1.SetQuarantineRequest
-	(*SetQuarantineResponse)(nil),         // 57: cosmicac.ork.v1.SetQuarantineResponse
-	(*LiftQuarantineRequest)(nil),         // 58: cosmicac.ork.v1.LiftQuarantineRequest
-	(*LiftQuarantineResponse)(nil),        // 59: cosmicac.ork.v1.LiftQuarantineResponse
-	(*RedeemTokenRequest)(nil),            // 60: cosmicac.ork.v1.RedeemTokenRequest
-	(*RedeemTokenResponse)(nil),           // 61: cosmicac.ork.v1.RedeemTokenResponse
-	(*RenewCertificateRequest)(nil),       // 62: cosmicac.ork.v1.RenewCertificateRequest
-	(*RenewCertificateResponse)(nil),      // 63: cosmicac.ork.v1.RenewCertificateResponse
-	(*AttendRequest)(nil),                 // 64: cosmicac.ork.v1.AttendRequest
-	(*AttendResponse)(nil),                // 65: cosmicac.ork.v1.AttendResponse
-	(*PutGrantFloorsRequest)(nil),         // 66: cosmicac.ork.v1.PutGrantFloorsRequest
-	(*ProjectGrantFloor)(nil),             // 67: cosmicac.ork.v1.ProjectGrantFloor
-	(*PutGrantFloorsResponse)(nil),        // 68: cosmicac.ork.v1.PutGrantFloorsResponse
-	(*WatchVoidCertificatesRequest)(nil),  // 69: cosmicac.ork.v1.WatchVoidCertificatesRequest
-	(*WatchVoidCertificatesResponse)(nil), // 70: cosmicac.ork.v1.WatchVoidCertificatesResponse
-	(*VoidCertificate)(nil),               // 71: cosmicac.ork.v1.VoidCertificate
-	(*WatchEndpointsRequest)(nil),         // 72: cosmicac.ork.v1.WatchEndpointsRequest
-	(*WatchEndpointsResponse)(nil),        // 73: cosmicac.ork.v1.WatchEndpointsResponse
-	(*Endpoint)(nil),                      // 74: cosmicac.ork.v1.Endpoint
-	(*EndpointReplica)(nil),               // 75: cosmicac.ork.v1.EndpointReplica
-	(*GetAvailabilityRequest)(nil),        // 76: cosmicac.ork.v1.GetAvailabilityRequest
-	(*GetAvailabilityResponse)(nil),       // 77: cosmicac.ork.v1.GetAvailabilityResponse
-	(*GpuAvailability)(nil),               // 78: cosmicac.ork.v1.GpuAvailability
-	(*RackAvailability)(nil),              // 79: cosmicac.ork.v1.RackAvailability
-	nil,                                   // 80: cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	(*JobSpec)(nil),                       // 81: cosmicac.ork.v1.JobSpec
-	(*Owner)(nil),                         // 82: cosmicac.ork.v1.Owner
-	(*Price)(nil),                         // 83: cosmicac.ork.v1.Price
-	(*Job)(nil),                           // 84: cosmicac.ork.v1.Job
-	(Reason)(0),                           // 85: cosmicac.ork.v1.Reason
-	(State)(0),                            // 86: cosmicac.ork.v1.State
-	(JobKind)(0),                          // 87: cosmicac.ork.v1.JobKind
-	(*Event)(nil),                         // 88: cosmicac.ork.v1.Event
-	(*timestamppb.Timestamp)(nil),         // 89: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),           // 90: google.protobuf.Duration
-	(*v1.Report)(nil),                     // 91: cosmicac.agent.v1.Report
-	(*v1.Revocations)(nil),                // 92: cosmicac.agent.v1.Revocations
-	(*v1.GrantFloor)(nil),                 // 93: cosmicac.agent.v1.GrantFloor
+	(UpdateStrategy)(0),                   // 0: cosmicac.ork.v1.UpdateStrategy
+	(AbandonedAction)(0),                  // 1: cosmicac.ork.v1.AbandonedAction
+	(*CreateJobRequest)(nil),              // 2: cosmicac.ork.v1.CreateJobRequest
+	(*CreateJobResponse)(nil),             // 3: cosmicac.ork.v1.CreateJobResponse
+	(*JobPlan)(nil),                       // 4: cosmicac.ork.v1.JobPlan
+	(*ReplicaPlan)(nil),                   // 5: cosmicac.ork.v1.ReplicaPlan
+	(*PlannedNode)(nil),                   // 6: cosmicac.ork.v1.PlannedNode
+	(*PlanRefusal)(nil),                   // 7: cosmicac.ork.v1.PlanRefusal
+	(*GetJobRequest)(nil),                 // 8: cosmicac.ork.v1.GetJobRequest
+	(*GetJobResponse)(nil),                // 9: cosmicac.ork.v1.GetJobResponse
+	(*ListJobsRequest)(nil),               // 10: cosmicac.ork.v1.ListJobsRequest
+	(*ListJobsResponse)(nil),              // 11: cosmicac.ork.v1.ListJobsResponse
+	(*WatchJobsRequest)(nil),              // 12: cosmicac.ork.v1.WatchJobsRequest
+	(*WatchJobsResponse)(nil),             // 13: cosmicac.ork.v1.WatchJobsResponse
+	(*StopJobRequest)(nil),                // 14: cosmicac.ork.v1.StopJobRequest
+	(*StopJobResponse)(nil),               // 15: cosmicac.ork.v1.StopJobResponse
+	(*StartJobRequest)(nil),               // 16: cosmicac.ork.v1.StartJobRequest
+	(*StartJobResponse)(nil),              // 17: cosmicac.ork.v1.StartJobResponse
+	(*DeleteJobRequest)(nil),              // 18: cosmicac.ork.v1.DeleteJobRequest
+	(*DeleteJobResponse)(nil),             // 19: cosmicac.ork.v1.DeleteJobResponse
+	(*RestartJobRequest)(nil),             // 20: cosmicac.ork.v1.RestartJobRequest
+	(*RestartJobResponse)(nil),            // 21: cosmicac.ork.v1.RestartJobResponse
+	(*UpdateJobRequest)(nil),              // 22: cosmicac.ork.v1.UpdateJobRequest
+	(*EngineArguments)(nil),               // 23: cosmicac.ork.v1.EngineArguments
+	(*UpdateJobResponse)(nil),             // 24: cosmicac.ork.v1.UpdateJobResponse
+	(*FenceAttemptRequest)(nil),           // 25: cosmicac.ork.v1.FenceAttemptRequest
+	(*FenceAttemptResponse)(nil),          // 26: cosmicac.ork.v1.FenceAttemptResponse
+	(*ListEventsRequest)(nil),             // 27: cosmicac.ork.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),            // 28: cosmicac.ork.v1.ListEventsResponse
+	(*ProjectQuota)(nil),                  // 29: cosmicac.ork.v1.ProjectQuota
+	(*PutQuotasRequest)(nil),              // 30: cosmicac.ork.v1.PutQuotasRequest
+	(*PutQuotasResponse)(nil),             // 31: cosmicac.ork.v1.PutQuotasResponse
+	(*GetQuotaRequest)(nil),               // 32: cosmicac.ork.v1.GetQuotaRequest
+	(*GetQuotaResponse)(nil),              // 33: cosmicac.ork.v1.GetQuotaResponse
+	(*RackEntry)(nil),                     // 34: cosmicac.ork.v1.RackEntry
+	(*Rack)(nil),                          // 35: cosmicac.ork.v1.Rack
+	(*RackNode)(nil),                      // 36: cosmicac.ork.v1.RackNode
+	(*GpuCapacity)(nil),                   // 37: cosmicac.ork.v1.GpuCapacity
+	(*PutRackRequest)(nil),                // 38: cosmicac.ork.v1.PutRackRequest
+	(*PutRackResponse)(nil),               // 39: cosmicac.ork.v1.PutRackResponse
+	(*RegisterRackRequest)(nil),           // 40: cosmicac.ork.v1.RegisterRackRequest
+	(*RegisterRackResponse)(nil),          // 41: cosmicac.ork.v1.RegisterRackResponse
+	(*ListRacksRequest)(nil),              // 42: cosmicac.ork.v1.ListRacksRequest
+	(*ListRacksResponse)(nil),             // 43: cosmicac.ork.v1.ListRacksResponse
+	(*CordonRackRequest)(nil),             // 44: cosmicac.ork.v1.CordonRackRequest
+	(*CordonRackResponse)(nil),            // 45: cosmicac.ork.v1.CordonRackResponse
+	(*ForgetRackRequest)(nil),             // 46: cosmicac.ork.v1.ForgetRackRequest
+	(*ForgetRackResponse)(nil),            // 47: cosmicac.ork.v1.ForgetRackResponse
+	(*DrainRackRequest)(nil),              // 48: cosmicac.ork.v1.DrainRackRequest
+	(*DrainRackResponse)(nil),             // 49: cosmicac.ork.v1.DrainRackResponse
+	(*ForgottenRack)(nil),                 // 50: cosmicac.ork.v1.ForgottenRack
+	(*AbandonedAttempt)(nil),              // 51: cosmicac.ork.v1.AbandonedAttempt
+	(*ListForgottenRacksRequest)(nil),     // 52: cosmicac.ork.v1.ListForgottenRacksRequest
+	(*ListForgottenRacksResponse)(nil),    // 53: cosmicac.ork.v1.ListForgottenRacksResponse
+	(*ResolveAbandonedRequest)(nil),       // 54: cosmicac.ork.v1.ResolveAbandonedRequest
+	(*ResolveAbandonedResponse)(nil),      // 55: cosmicac.ork.v1.ResolveAbandonedResponse
+	(*Quarantine)(nil),                    // 56: cosmicac.ork.v1.Quarantine
+	(*StartFailure)(nil),                  // 57: cosmicac.ork.v1.StartFailure
+	(*ListQuarantinesRequest)(nil),        // 58: cosmicac.ork.v1.ListQuarantinesRequest
+	(*ListQuarantinesResponse)(nil),       // 59: cosmicac.ork.v1.ListQuarantinesResponse
+	(*SetQuarantineRequest)(nil),          // 60: cosmicac.ork.v1.SetQuarantineRequest
+	(*SetQuarantineResponse)(nil),         // 61: cosmicac.ork.v1.SetQuarantineResponse
+	(*LiftQuarantineRequest)(nil),         // 62: cosmicac.ork.v1.LiftQuarantineRequest
+	(*LiftQuarantineResponse)(nil),        // 63: cosmicac.ork.v1.LiftQuarantineResponse
+	(*RedeemTokenRequest)(nil),            // 64: cosmicac.ork.v1.RedeemTokenRequest
+	(*RedeemTokenResponse)(nil),           // 65: cosmicac.ork.v1.RedeemTokenResponse
+	(*RenewCertificateRequest)(nil),       // 66: cosmicac.ork.v1.RenewCertificateRequest
+	(*RenewCertificateResponse)(nil),      // 67: cosmicac.ork.v1.RenewCertificateResponse
+	(*AttendRequest)(nil),                 // 68: cosmicac.ork.v1.AttendRequest
+	(*AttendResponse)(nil),                // 69: cosmicac.ork.v1.AttendResponse
+	(*PutGrantFloorsRequest)(nil),         // 70: cosmicac.ork.v1.PutGrantFloorsRequest
+	(*ProjectGrantFloor)(nil),             // 71: cosmicac.ork.v1.ProjectGrantFloor
+	(*PutGrantFloorsResponse)(nil),        // 72: cosmicac.ork.v1.PutGrantFloorsResponse
+	(*WatchVoidCertificatesRequest)(nil),  // 73: cosmicac.ork.v1.WatchVoidCertificatesRequest
+	(*WatchVoidCertificatesResponse)(nil), // 74: cosmicac.ork.v1.WatchVoidCertificatesResponse
+	(*VoidCertificate)(nil),               // 75: cosmicac.ork.v1.VoidCertificate
+	(*WatchEndpointsRequest)(nil),         // 76: cosmicac.ork.v1.WatchEndpointsRequest
+	(*WatchEndpointsResponse)(nil),        // 77: cosmicac.ork.v1.WatchEndpointsResponse
+	(*Endpoint)(nil),                      // 78: cosmicac.ork.v1.Endpoint
+	(*EndpointReplica)(nil),               // 79: cosmicac.ork.v1.EndpointReplica
+	(*GetAvailabilityRequest)(nil),        // 80: cosmicac.ork.v1.GetAvailabilityRequest
+	(*GetAvailabilityResponse)(nil),       // 81: cosmicac.ork.v1.GetAvailabilityResponse
+	(*GpuAvailability)(nil),               // 82: cosmicac.ork.v1.GpuAvailability
+	(*RackAvailability)(nil),              // 83: cosmicac.ork.v1.RackAvailability
+	nil,                                   // 84: cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	(*JobSpec)(nil),                       // 85: cosmicac.ork.v1.JobSpec
+	(*Owner)(nil),                         // 86: cosmicac.ork.v1.Owner
+	(*Price)(nil),                         // 87: cosmicac.ork.v1.Price
+	(*Job)(nil),                           // 88: cosmicac.ork.v1.Job
+	(Reason)(0),                           // 89: cosmicac.ork.v1.Reason
+	(State)(0),                            // 90: cosmicac.ork.v1.State
+	(JobKind)(0),                          // 91: cosmicac.ork.v1.JobKind
+	(*Event)(nil),                         // 92: cosmicac.ork.v1.Event
+	(*timestamppb.Timestamp)(nil),         // 93: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),           // 94: google.protobuf.Duration
+	(*v1.Report)(nil),                     // 95: cosmicac.agent.v1.Report
+	(*v1.Revocations)(nil),                // 96: cosmicac.agent.v1.Revocations
+	(*v1.GrantFloor)(nil),                 // 97: cosmicac.agent.v1.GrantFloor
 }
 var file_cosmicac_ork_v1_ork_proto_depIdxs = []int32{
-	81, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
-	82, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
-	25, // 2: cosmicac.ork.v1.CreateJobRequest.quota:type_name -> cosmicac.ork.v1.ProjectQuota
-	83, // 3: cosmicac.ork.v1.CreateJobRequest.price:type_name -> cosmicac.ork.v1.Price
-	84, // 4: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	3,  // 5: cosmicac.ork.v1.CreateJobResponse.plan:type_name -> cosmicac.ork.v1.JobPlan
-	4,  // 6: cosmicac.ork.v1.JobPlan.replicas:type_name -> cosmicac.ork.v1.ReplicaPlan
-	5,  // 7: cosmicac.ork.v1.ReplicaPlan.nodes:type_name -> cosmicac.ork.v1.PlannedNode
-	6,  // 8: cosmicac.ork.v1.ReplicaPlan.refusals:type_name -> cosmicac.ork.v1.PlanRefusal
-	85, // 9: cosmicac.ork.v1.PlanRefusal.reason:type_name -> cosmicac.ork.v1.Reason
-	84, // 10: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	86, // 11: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
-	87, // 12: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
-	84, // 13: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
-	84, // 14: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
-	84, // 15: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	84, // 16: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	84, // 17: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	84, // 18: cosmicac.ork.v1.RestartJobResponse.job:type_name -> cosmicac.ork.v1.Job
-	84, // 19: cosmicac.ork.v1.FenceAttemptResponse.job:type_name -> cosmicac.ork.v1.Job
-	88, // 20: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
-	25, // 21: cosmicac.ork.v1.PutQuotasRequest.quotas:type_name -> cosmicac.ork.v1.ProjectQuota
-	25, // 22: cosmicac.ork.v1.GetQuotaResponse.quota:type_name -> cosmicac.ork.v1.ProjectQuota
-	89, // 23: cosmicac.ork.v1.RackEntry.drain_since:type_name -> google.protobuf.Timestamp
-	89, // 24: cosmicac.ork.v1.RackEntry.drain_deadline:type_name -> google.protobuf.Timestamp
-	30, // 25: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
-	89, // 26: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
-	32, // 27: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
-	33, // 28: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
-	80, // 29: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
-	30, // 30: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
-	30, // 31: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	30, // 32: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	31, // 33: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
-	30, // 34: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	46, // 35: cosmicac.ork.v1.ForgetRackResponse.abandoned:type_name -> cosmicac.ork.v1.ForgottenRack
-	90, // 36: cosmicac.ork.v1.DrainRackRequest.deadline:type_name -> google.protobuf.Duration
-	30, // 37: cosmicac.ork.v1.DrainRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
-	89, // 38: cosmicac.ork.v1.ForgottenRack.forgotten_at:type_name -> google.protobuf.Timestamp
-	47, // 39: cosmicac.ork.v1.ForgottenRack.attempts:type_name -> cosmicac.ork.v1.AbandonedAttempt
-	46, // 40: cosmicac.ork.v1.ListForgottenRacksResponse.racks:type_name -> cosmicac.ork.v1.ForgottenRack
-	0,  // 41: cosmicac.ork.v1.ResolveAbandonedRequest.action:type_name -> cosmicac.ork.v1.AbandonedAction
-	89, // 42: cosmicac.ork.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
-	53, // 43: cosmicac.ork.v1.Quarantine.evidence:type_name -> cosmicac.ork.v1.StartFailure
-	89, // 44: cosmicac.ork.v1.StartFailure.time:type_name -> google.protobuf.Timestamp
-	85, // 45: cosmicac.ork.v1.StartFailure.reason:type_name -> cosmicac.ork.v1.Reason
-	52, // 46: cosmicac.ork.v1.ListQuarantinesResponse.quarantines:type_name -> cosmicac.ork.v1.Quarantine
-	52, // 47: cosmicac.ork.v1.SetQuarantineResponse.quarantine:type_name -> cosmicac.ork.v1.Quarantine
-	91, // 48: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
-	89, // 49: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
-	92, // 50: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
-	67, // 51: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
-	93, // 52: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
-	71, // 53: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
-	89, // 54: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
-	74, // 55: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
-	75, // 56: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
-	86, // 57: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
-	89, // 58: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
-	86, // 59: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
-	78, // 60: cosmicac.ork.v1.GetAvailabilityResponse.gpus:type_name -> cosmicac.ork.v1.GpuAvailability
-	79, // 61: cosmicac.ork.v1.GpuAvailability.racks:type_name -> cosmicac.ork.v1.RackAvailability
-	90, // 62: cosmicac.ork.v1.GpuAvailability.longest_wait:type_name -> google.protobuf.Duration
-	85, // 63: cosmicac.ork.v1.RackAvailability.reason:type_name -> cosmicac.ork.v1.Reason
-	1,  // 64: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
-	7,  // 65: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
-	9,  // 66: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
-	11, // 67: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
-	13, // 68: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
-	15, // 69: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
-	17, // 70: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
-	19, // 71: cosmicac.ork.v1.Jobs.RestartJob:input_type -> cosmicac.ork.v1.RestartJobRequest
-	21, // 72: cosmicac.ork.v1.Jobs.FenceAttempt:input_type -> cosmicac.ork.v1.FenceAttemptRequest
-	23, // 73: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
-	34, // 74: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
-	36, // 75: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
-	38, // 76: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
-	40, // 77: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
-	42, // 78: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
-	44, // 79: cosmicac.ork.v1.Racks.DrainRack:input_type -> cosmicac.ork.v1.DrainRackRequest
-	48, // 80: cosmicac.ork.v1.Racks.ListForgottenRacks:input_type -> cosmicac.ork.v1.ListForgottenRacksRequest
-	50, // 81: cosmicac.ork.v1.Racks.ResolveAbandoned:input_type -> cosmicac.ork.v1.ResolveAbandonedRequest
-	54, // 82: cosmicac.ork.v1.Racks.ListQuarantines:input_type -> cosmicac.ork.v1.ListQuarantinesRequest
-	56, // 83: cosmicac.ork.v1.Racks.SetQuarantine:input_type -> cosmicac.ork.v1.SetQuarantineRequest
-	58, // 84: cosmicac.ork.v1.Racks.LiftQuarantine:input_type -> cosmicac.ork.v1.LiftQuarantineRequest
-	76, // 85: cosmicac.ork.v1.Racks.GetAvailability:input_type -> cosmicac.ork.v1.GetAvailabilityRequest
-	26, // 86: cosmicac.ork.v1.Quotas.PutQuotas:input_type -> cosmicac.ork.v1.PutQuotasRequest
-	28, // 87: cosmicac.ork.v1.Quotas.GetQuota:input_type -> cosmicac.ork.v1.GetQuotaRequest
-	60, // 88: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
-	62, // 89: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
-	64, // 90: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
-	66, // 91: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
-	69, // 92: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
-	72, // 93: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
-	2,  // 94: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
-	8,  // 95: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
-	10, // 96: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
-	12, // 97: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
-	14, // 98: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
-	16, // 99: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
-	18, // 100: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
-	20, // 101: cosmicac.ork.v1.Jobs.RestartJob:output_type -> cosmicac.ork.v1.RestartJobResponse
-	22, // 102: cosmicac.ork.v1.Jobs.FenceAttempt:output_type -> cosmicac.ork.v1.FenceAttemptResponse
-	24, // 103: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
-	35, // 104: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
-	37, // 105: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
-	39, // 106: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
-	41, // 107: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
-	43, // 108: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
-	45, // 109: cosmicac.ork.v1.Racks.DrainRack:output_type -> cosmicac.ork.v1.DrainRackResponse
-	49, // 110: cosmicac.ork.v1.Racks.ListForgottenRacks:output_type -> cosmicac.ork.v1.ListForgottenRacksResponse
-	51, // 111: cosmicac.ork.v1.Racks.ResolveAbandoned:output_type -> cosmicac.ork.v1.ResolveAbandonedResponse
-	55, // 112: cosmicac.ork.v1.Racks.ListQuarantines:output_type -> cosmicac.ork.v1.ListQuarantinesResponse
-	57, // 113: cosmicac.ork.v1.Racks.SetQuarantine:output_type -> cosmicac.ork.v1.SetQuarantineResponse
-	59, // 114: cosmicac.ork.v1.Racks.LiftQuarantine:output_type -> cosmicac.ork.v1.LiftQuarantineResponse
-	77, // 115: cosmicac.ork.v1.Racks.GetAvailability:output_type -> cosmicac.ork.v1.GetAvailabilityResponse
-	27, // 116: cosmicac.ork.v1.Quotas.PutQuotas:output_type -> cosmicac.ork.v1.PutQuotasResponse
-	29, // 117: cosmicac.ork.v1.Quotas.GetQuota:output_type -> cosmicac.ork.v1.GetQuotaResponse
-	61, // 118: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
-	63, // 119: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
-	65, // 120: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
-	68, // 121: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
-	70, // 122: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
-	73, // 123: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
-	94, // [94:124] is the sub-list for method output_type
-	64, // [64:94] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	85, // 0: cosmicac.ork.v1.CreateJobRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	86, // 1: cosmicac.ork.v1.CreateJobRequest.owner:type_name -> cosmicac.ork.v1.Owner
+	29, // 2: cosmicac.ork.v1.CreateJobRequest.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	87, // 3: cosmicac.ork.v1.CreateJobRequest.price:type_name -> cosmicac.ork.v1.Price
+	88, // 4: cosmicac.ork.v1.CreateJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	4,  // 5: cosmicac.ork.v1.CreateJobResponse.plan:type_name -> cosmicac.ork.v1.JobPlan
+	5,  // 6: cosmicac.ork.v1.JobPlan.replicas:type_name -> cosmicac.ork.v1.ReplicaPlan
+	6,  // 7: cosmicac.ork.v1.ReplicaPlan.nodes:type_name -> cosmicac.ork.v1.PlannedNode
+	7,  // 8: cosmicac.ork.v1.ReplicaPlan.refusals:type_name -> cosmicac.ork.v1.PlanRefusal
+	89, // 9: cosmicac.ork.v1.PlanRefusal.reason:type_name -> cosmicac.ork.v1.Reason
+	88, // 10: cosmicac.ork.v1.GetJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	90, // 11: cosmicac.ork.v1.ListJobsRequest.states:type_name -> cosmicac.ork.v1.State
+	91, // 12: cosmicac.ork.v1.ListJobsRequest.kind:type_name -> cosmicac.ork.v1.JobKind
+	88, // 13: cosmicac.ork.v1.ListJobsResponse.jobs:type_name -> cosmicac.ork.v1.Job
+	88, // 14: cosmicac.ork.v1.WatchJobsResponse.job:type_name -> cosmicac.ork.v1.Job
+	88, // 15: cosmicac.ork.v1.StopJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	88, // 16: cosmicac.ork.v1.StartJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	88, // 17: cosmicac.ork.v1.DeleteJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	88, // 18: cosmicac.ork.v1.RestartJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	0,  // 19: cosmicac.ork.v1.UpdateJobRequest.strategy:type_name -> cosmicac.ork.v1.UpdateStrategy
+	23, // 20: cosmicac.ork.v1.UpdateJobRequest.arguments:type_name -> cosmicac.ork.v1.EngineArguments
+	88, // 21: cosmicac.ork.v1.UpdateJobResponse.job:type_name -> cosmicac.ork.v1.Job
+	88, // 22: cosmicac.ork.v1.FenceAttemptResponse.job:type_name -> cosmicac.ork.v1.Job
+	92, // 23: cosmicac.ork.v1.ListEventsResponse.events:type_name -> cosmicac.ork.v1.Event
+	29, // 24: cosmicac.ork.v1.PutQuotasRequest.quotas:type_name -> cosmicac.ork.v1.ProjectQuota
+	29, // 25: cosmicac.ork.v1.GetQuotaResponse.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	93, // 26: cosmicac.ork.v1.RackEntry.drain_since:type_name -> google.protobuf.Timestamp
+	93, // 27: cosmicac.ork.v1.RackEntry.drain_deadline:type_name -> google.protobuf.Timestamp
+	34, // 28: cosmicac.ork.v1.Rack.entry:type_name -> cosmicac.ork.v1.RackEntry
+	93, // 29: cosmicac.ork.v1.Rack.last_seen_at:type_name -> google.protobuf.Timestamp
+	36, // 30: cosmicac.ork.v1.Rack.nodes:type_name -> cosmicac.ork.v1.RackNode
+	37, // 31: cosmicac.ork.v1.RackNode.gpus:type_name -> cosmicac.ork.v1.GpuCapacity
+	84, // 32: cosmicac.ork.v1.GpuCapacity.holders:type_name -> cosmicac.ork.v1.GpuCapacity.HoldersEntry
+	34, // 33: cosmicac.ork.v1.PutRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
+	34, // 34: cosmicac.ork.v1.PutRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	34, // 35: cosmicac.ork.v1.RegisterRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	35, // 36: cosmicac.ork.v1.ListRacksResponse.racks:type_name -> cosmicac.ork.v1.Rack
+	34, // 37: cosmicac.ork.v1.CordonRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	50, // 38: cosmicac.ork.v1.ForgetRackResponse.abandoned:type_name -> cosmicac.ork.v1.ForgottenRack
+	94, // 39: cosmicac.ork.v1.DrainRackRequest.deadline:type_name -> google.protobuf.Duration
+	34, // 40: cosmicac.ork.v1.DrainRackResponse.entry:type_name -> cosmicac.ork.v1.RackEntry
+	93, // 41: cosmicac.ork.v1.ForgottenRack.forgotten_at:type_name -> google.protobuf.Timestamp
+	51, // 42: cosmicac.ork.v1.ForgottenRack.attempts:type_name -> cosmicac.ork.v1.AbandonedAttempt
+	50, // 43: cosmicac.ork.v1.ListForgottenRacksResponse.racks:type_name -> cosmicac.ork.v1.ForgottenRack
+	1,  // 44: cosmicac.ork.v1.ResolveAbandonedRequest.action:type_name -> cosmicac.ork.v1.AbandonedAction
+	93, // 45: cosmicac.ork.v1.Quarantine.since:type_name -> google.protobuf.Timestamp
+	57, // 46: cosmicac.ork.v1.Quarantine.evidence:type_name -> cosmicac.ork.v1.StartFailure
+	93, // 47: cosmicac.ork.v1.StartFailure.time:type_name -> google.protobuf.Timestamp
+	89, // 48: cosmicac.ork.v1.StartFailure.reason:type_name -> cosmicac.ork.v1.Reason
+	56, // 49: cosmicac.ork.v1.ListQuarantinesResponse.quarantines:type_name -> cosmicac.ork.v1.Quarantine
+	56, // 50: cosmicac.ork.v1.SetQuarantineResponse.quarantine:type_name -> cosmicac.ork.v1.Quarantine
+	95, // 51: cosmicac.ork.v1.AttendRequest.report:type_name -> cosmicac.agent.v1.Report
+	93, // 52: cosmicac.ork.v1.AttendResponse.drain_deadline:type_name -> google.protobuf.Timestamp
+	96, // 53: cosmicac.ork.v1.AttendResponse.revocations:type_name -> cosmicac.agent.v1.Revocations
+	71, // 54: cosmicac.ork.v1.PutGrantFloorsRequest.floors:type_name -> cosmicac.ork.v1.ProjectGrantFloor
+	97, // 55: cosmicac.ork.v1.ProjectGrantFloor.floor:type_name -> cosmicac.agent.v1.GrantFloor
+	75, // 56: cosmicac.ork.v1.WatchVoidCertificatesResponse.certificates:type_name -> cosmicac.ork.v1.VoidCertificate
+	93, // 57: cosmicac.ork.v1.VoidCertificate.until:type_name -> google.protobuf.Timestamp
+	78, // 58: cosmicac.ork.v1.WatchEndpointsResponse.endpoints:type_name -> cosmicac.ork.v1.Endpoint
+	79, // 59: cosmicac.ork.v1.Endpoint.replicas:type_name -> cosmicac.ork.v1.EndpointReplica
+	90, // 60: cosmicac.ork.v1.Endpoint.job_state:type_name -> cosmicac.ork.v1.State
+	93, // 61: cosmicac.ork.v1.Endpoint.created_at:type_name -> google.protobuf.Timestamp
+	90, // 62: cosmicac.ork.v1.EndpointReplica.state:type_name -> cosmicac.ork.v1.State
+	82, // 63: cosmicac.ork.v1.GetAvailabilityResponse.gpus:type_name -> cosmicac.ork.v1.GpuAvailability
+	83, // 64: cosmicac.ork.v1.GpuAvailability.racks:type_name -> cosmicac.ork.v1.RackAvailability
+	94, // 65: cosmicac.ork.v1.GpuAvailability.longest_wait:type_name -> google.protobuf.Duration
+	89, // 66: cosmicac.ork.v1.RackAvailability.reason:type_name -> cosmicac.ork.v1.Reason
+	2,  // 67: cosmicac.ork.v1.Jobs.CreateJob:input_type -> cosmicac.ork.v1.CreateJobRequest
+	8,  // 68: cosmicac.ork.v1.Jobs.GetJob:input_type -> cosmicac.ork.v1.GetJobRequest
+	10, // 69: cosmicac.ork.v1.Jobs.ListJobs:input_type -> cosmicac.ork.v1.ListJobsRequest
+	12, // 70: cosmicac.ork.v1.Jobs.WatchJobs:input_type -> cosmicac.ork.v1.WatchJobsRequest
+	14, // 71: cosmicac.ork.v1.Jobs.StopJob:input_type -> cosmicac.ork.v1.StopJobRequest
+	16, // 72: cosmicac.ork.v1.Jobs.StartJob:input_type -> cosmicac.ork.v1.StartJobRequest
+	18, // 73: cosmicac.ork.v1.Jobs.DeleteJob:input_type -> cosmicac.ork.v1.DeleteJobRequest
+	20, // 74: cosmicac.ork.v1.Jobs.RestartJob:input_type -> cosmicac.ork.v1.RestartJobRequest
+	22, // 75: cosmicac.ork.v1.Jobs.UpdateJob:input_type -> cosmicac.ork.v1.UpdateJobRequest
+	25, // 76: cosmicac.ork.v1.Jobs.FenceAttempt:input_type -> cosmicac.ork.v1.FenceAttemptRequest
+	27, // 77: cosmicac.ork.v1.Jobs.ListEvents:input_type -> cosmicac.ork.v1.ListEventsRequest
+	38, // 78: cosmicac.ork.v1.Racks.PutRack:input_type -> cosmicac.ork.v1.PutRackRequest
+	40, // 79: cosmicac.ork.v1.Racks.RegisterRack:input_type -> cosmicac.ork.v1.RegisterRackRequest
+	42, // 80: cosmicac.ork.v1.Racks.ListRacks:input_type -> cosmicac.ork.v1.ListRacksRequest
+	44, // 81: cosmicac.ork.v1.Racks.CordonRack:input_type -> cosmicac.ork.v1.CordonRackRequest
+	46, // 82: cosmicac.ork.v1.Racks.ForgetRack:input_type -> cosmicac.ork.v1.ForgetRackRequest
+	48, // 83: cosmicac.ork.v1.Racks.DrainRack:input_type -> cosmicac.ork.v1.DrainRackRequest
+	52, // 84: cosmicac.ork.v1.Racks.ListForgottenRacks:input_type -> cosmicac.ork.v1.ListForgottenRacksRequest
+	54, // 85: cosmicac.ork.v1.Racks.ResolveAbandoned:input_type -> cosmicac.ork.v1.ResolveAbandonedRequest
+	58, // 86: cosmicac.ork.v1.Racks.ListQuarantines:input_type -> cosmicac.ork.v1.ListQuarantinesRequest
+	60, // 87: cosmicac.ork.v1.Racks.SetQuarantine:input_type -> cosmicac.ork.v1.SetQuarantineRequest
+	62, // 88: cosmicac.ork.v1.Racks.LiftQuarantine:input_type -> cosmicac.ork.v1.LiftQuarantineRequest
+	80, // 89: cosmicac.ork.v1.Racks.GetAvailability:input_type -> cosmicac.ork.v1.GetAvailabilityRequest
+	30, // 90: cosmicac.ork.v1.Quotas.PutQuotas:input_type -> cosmicac.ork.v1.PutQuotasRequest
+	32, // 91: cosmicac.ork.v1.Quotas.GetQuota:input_type -> cosmicac.ork.v1.GetQuotaRequest
+	64, // 92: cosmicac.ork.v1.Agents.RedeemToken:input_type -> cosmicac.ork.v1.RedeemTokenRequest
+	66, // 93: cosmicac.ork.v1.Agents.RenewCertificate:input_type -> cosmicac.ork.v1.RenewCertificateRequest
+	68, // 94: cosmicac.ork.v1.Agents.Attend:input_type -> cosmicac.ork.v1.AttendRequest
+	70, // 95: cosmicac.ork.v1.Revocations.PutGrantFloors:input_type -> cosmicac.ork.v1.PutGrantFloorsRequest
+	73, // 96: cosmicac.ork.v1.Revocations.WatchVoidCertificates:input_type -> cosmicac.ork.v1.WatchVoidCertificatesRequest
+	76, // 97: cosmicac.ork.v1.Endpoints.WatchEndpoints:input_type -> cosmicac.ork.v1.WatchEndpointsRequest
+	3,  // 98: cosmicac.ork.v1.Jobs.CreateJob:output_type -> cosmicac.ork.v1.CreateJobResponse
+	9,  // 99: cosmicac.ork.v1.Jobs.GetJob:output_type -> cosmicac.ork.v1.GetJobResponse
+	11, // 100: cosmicac.ork.v1.Jobs.ListJobs:output_type -> cosmicac.ork.v1.ListJobsResponse
+	13, // 101: cosmicac.ork.v1.Jobs.WatchJobs:output_type -> cosmicac.ork.v1.WatchJobsResponse
+	15, // 102: cosmicac.ork.v1.Jobs.StopJob:output_type -> cosmicac.ork.v1.StopJobResponse
+	17, // 103: cosmicac.ork.v1.Jobs.StartJob:output_type -> cosmicac.ork.v1.StartJobResponse
+	19, // 104: cosmicac.ork.v1.Jobs.DeleteJob:output_type -> cosmicac.ork.v1.DeleteJobResponse
+	21, // 105: cosmicac.ork.v1.Jobs.RestartJob:output_type -> cosmicac.ork.v1.RestartJobResponse
+	24, // 106: cosmicac.ork.v1.Jobs.UpdateJob:output_type -> cosmicac.ork.v1.UpdateJobResponse
+	26, // 107: cosmicac.ork.v1.Jobs.FenceAttempt:output_type -> cosmicac.ork.v1.FenceAttemptResponse
+	28, // 108: cosmicac.ork.v1.Jobs.ListEvents:output_type -> cosmicac.ork.v1.ListEventsResponse
+	39, // 109: cosmicac.ork.v1.Racks.PutRack:output_type -> cosmicac.ork.v1.PutRackResponse
+	41, // 110: cosmicac.ork.v1.Racks.RegisterRack:output_type -> cosmicac.ork.v1.RegisterRackResponse
+	43, // 111: cosmicac.ork.v1.Racks.ListRacks:output_type -> cosmicac.ork.v1.ListRacksResponse
+	45, // 112: cosmicac.ork.v1.Racks.CordonRack:output_type -> cosmicac.ork.v1.CordonRackResponse
+	47, // 113: cosmicac.ork.v1.Racks.ForgetRack:output_type -> cosmicac.ork.v1.ForgetRackResponse
+	49, // 114: cosmicac.ork.v1.Racks.DrainRack:output_type -> cosmicac.ork.v1.DrainRackResponse
+	53, // 115: cosmicac.ork.v1.Racks.ListForgottenRacks:output_type -> cosmicac.ork.v1.ListForgottenRacksResponse
+	55, // 116: cosmicac.ork.v1.Racks.ResolveAbandoned:output_type -> cosmicac.ork.v1.ResolveAbandonedResponse
+	59, // 117: cosmicac.ork.v1.Racks.ListQuarantines:output_type -> cosmicac.ork.v1.ListQuarantinesResponse
+	61, // 118: cosmicac.ork.v1.Racks.SetQuarantine:output_type -> cosmicac.ork.v1.SetQuarantineResponse
+	63, // 119: cosmicac.ork.v1.Racks.LiftQuarantine:output_type -> cosmicac.ork.v1.LiftQuarantineResponse
+	81, // 120: cosmicac.ork.v1.Racks.GetAvailability:output_type -> cosmicac.ork.v1.GetAvailabilityResponse
+	31, // 121: cosmicac.ork.v1.Quotas.PutQuotas:output_type -> cosmicac.ork.v1.PutQuotasResponse
+	33, // 122: cosmicac.ork.v1.Quotas.GetQuota:output_type -> cosmicac.ork.v1.GetQuotaResponse
+	65, // 123: cosmicac.ork.v1.Agents.RedeemToken:output_type -> cosmicac.ork.v1.RedeemTokenResponse
+	67, // 124: cosmicac.ork.v1.Agents.RenewCertificate:output_type -> cosmicac.ork.v1.RenewCertificateResponse
+	69, // 125: cosmicac.ork.v1.Agents.Attend:output_type -> cosmicac.ork.v1.AttendResponse
+	72, // 126: cosmicac.ork.v1.Revocations.PutGrantFloors:output_type -> cosmicac.ork.v1.PutGrantFloorsResponse
+	74, // 127: cosmicac.ork.v1.Revocations.WatchVoidCertificates:output_type -> cosmicac.ork.v1.WatchVoidCertificatesResponse
+	77, // 128: cosmicac.ork.v1.Endpoints.WatchEndpoints:output_type -> cosmicac.ork.v1.WatchEndpointsResponse
+	98, // [98:129] is the sub-list for method output_type
+	67, // [67:98] is the sub-list for method input_type
+	67, // [67:67] is the sub-list for extension type_name
+	67, // [67:67] is the sub-list for extension extendee
+	0,  // [0:67] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_ork_proto_init() }
@@ -5440,13 +5736,14 @@ func file_cosmicac_ork_v1_ork_proto_init() {
 		(*WatchJobsResponse_DeletedJobId)(nil),
 		(*WatchJobsResponse_Synced)(nil),
 	}
+	file_cosmicac_ork_v1_ork_proto_msgTypes[27].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_ork_v1_ork_proto_rawDesc), len(file_cosmicac_ork_v1_ork_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   80,
+			NumEnums:      2,
+			NumMessages:   83,
 			NumExtensions: 0,
 			NumServices:   6,
 		},

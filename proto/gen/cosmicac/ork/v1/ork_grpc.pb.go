@@ -27,6 +27,7 @@ const (
 	Jobs_StartJob_FullMethodName     = "/cosmicac.ork.v1.Jobs/StartJob"
 	Jobs_DeleteJob_FullMethodName    = "/cosmicac.ork.v1.Jobs/DeleteJob"
 	Jobs_RestartJob_FullMethodName   = "/cosmicac.ork.v1.Jobs/RestartJob"
+	Jobs_UpdateJob_FullMethodName    = "/cosmicac.ork.v1.Jobs/UpdateJob"
 	Jobs_FenceAttempt_FullMethodName = "/cosmicac.ork.v1.Jobs/FenceAttempt"
 	Jobs_ListEvents_FullMethodName   = "/cosmicac.ork.v1.Jobs/ListEvents"
 )
@@ -57,6 +58,13 @@ type JobsClient interface {
 	// RestartJob ends the current attempts and makes a new one of each as soon as
 	// nothing is left of it; ended replicas get theirs at once.
 	RestartJob(ctx context.Context, in *RestartJobRequest, opts ...grpc.CallOption) (*RestartJobResponse, error)
+	// UpdateJob gives a running Managed Inference Job another specification: other
+	// engine arguments, another number of replicas. Replicas of an older one are
+	// replaced one after the other, while the others go on serving; the answer comes
+	// at once. Refused, and nothing is changed, when a surge has no place now, or when
+	// the job has another specification than the caller saw. One that fails to come up
+	// ends the update there. The same idempotency key of one job is one update.
+	UpdateJob(ctx context.Context, in *UpdateJobRequest, opts ...grpc.CallOption) (*UpdateJobResponse, error)
 	// FenceAttempt gives up an attempt that is not heard of, on the word of an
 	// operator who made sure that its machine is off: it fails, and a new attempt
 	// may be placed elsewhere. Its GPUs stay held until the cluster says that
@@ -162,6 +170,16 @@ func (c *jobsClient) RestartJob(ctx context.Context, in *RestartJobRequest, opts
 	return out, nil
 }
 
+func (c *jobsClient) UpdateJob(ctx context.Context, in *UpdateJobRequest, opts ...grpc.CallOption) (*UpdateJobResponse, error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	out := new(UpdateJobResponse)
+	err := c.cc.Invoke(ctx, Jobs_UpdateJob_FullMethodName, in, out, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
 func (c *jobsClient) FenceAttempt(ctx context.Context, in *FenceAttemptRequest, opts ...grpc.CallOption) (*FenceAttemptResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(FenceAttemptResponse)
@@ -208,6 +226,13 @@ type JobsServer interface {
 	// RestartJob ends the current attempts and makes a new one of each as soon as
 	// nothing is left of it; ended replicas get theirs at once.
 	RestartJob(context.Context, *RestartJobRequest) (*RestartJobResponse, error)
+	// UpdateJob gives a running Managed Inference Job another specification: other
+	// engine arguments, another number of replicas. Replicas of an older one are
+	// replaced one after the other, while the others go on serving; the answer comes
+	// at once. Refused, and nothing is changed, when a surge has no place now, or when
+	// the job has another specification than the caller saw. One that fails to come up
+	// ends the update there. The same idempotency key of one job is one update.
+	UpdateJob(context.Context, *UpdateJobRequest) (*UpdateJobResponse, error)
 	// FenceAttempt gives up an attempt that is not heard of, on the word of an
 	// operator who made sure that its machine is off: it fails, and a new attempt
 	// may be placed elsewhere. Its GPUs stay held until the cluster says that
@@ -247,6 +272,9 @@ func (UnimplementedJobsServer) DeleteJob(context.Context, *DeleteJobRequest) (*D
 }
 func (UnimplementedJobsServer) RestartJob(context.Context, *RestartJobRequest) (*RestartJobResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method RestartJob not implemented")
+}
+func (UnimplementedJobsServer) UpdateJob(context.Context, *UpdateJobRequest) (*UpdateJobResponse, error) {
+	return nil, status.Error(codes.Unimplemented, "method UpdateJob not implemented")
 }
 func (UnimplementedJobsServer) FenceAttempt(context.Context, *FenceAttemptRequest) (*FenceAttemptResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method FenceAttempt not implemented")
@@ -412,6 +440,24 @@ func _Jobs_RestartJob_Handler(srv interface{}, ctx context.Context, dec func(int
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Jobs_UpdateJob_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
+	in := new(UpdateJobRequest)
+	if err := dec(in); err != nil {
+		return nil, err
+	}
+	if interceptor == nil {
+		return srv.(JobsServer).UpdateJob(ctx, in)
+	}
+	info := &grpc.UnaryServerInfo{
+		Server:     srv,
+		FullMethod: Jobs_UpdateJob_FullMethodName,
+	}
+	handler := func(ctx context.Context, req interface{}) (interface{}, error) {
+		return srv.(JobsServer).UpdateJob(ctx, req.(*UpdateJobRequest))
+	}
+	return interceptor(ctx, in, info, handler)
+}
+
 func _Jobs_FenceAttempt_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(FenceAttemptRequest)
 	if err := dec(in); err != nil {
@@ -482,6 +528,10 @@ var Jobs_ServiceDesc = grpc.ServiceDesc{
 		{
 			MethodName: "RestartJob",
 			Handler:    _Jobs_RestartJob_Handler,
+		},
+		{
+			MethodName: "UpdateJob",
+			Handler:    _Jobs_UpdateJob_Handler,
 		},
 		{
 			MethodName: "FenceAttempt",
@@ -1071,7 +1121,7 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Quotas keeps how many GPUs each project may hold at once. The setting is
+// Quotas keeps how many GPUs and how much of volumes each project may hold at once. The setting is
 // app-node's; ork keeps the newest and admits by it.
 type QuotasClient interface {
 	// PutQuotas may be repeated and come in any order: a lower revision never
@@ -1113,7 +1163,7 @@ func (c *quotasClient) GetQuota(ctx context.Context, in *GetQuotaRequest, opts .
 // All implementations must embed UnimplementedQuotasServer
 // for forward compatibility.
 //
-// Quotas keeps how many GPUs each project may hold at once. The setting is
+// Quotas keeps how many GPUs and how much of volumes each project may hold at once. The setting is
 // app-node's; ork keeps the newest and admits by it.
 type QuotasServer interface {
 	// PutQuotas may be repeated and come in any order: a lower revision never

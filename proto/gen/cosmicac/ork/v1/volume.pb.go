@@ -310,8 +310,10 @@ type CreateVolumeRequest struct {
 	StorageClass string `protobuf:"bytes,4,opt,name=storage_class,json=storageClass,proto3" json:"storage_class,omitempty"`
 	Shared       bool   `protobuf:"varint,5,opt,name=shared,proto3" json:"shared,omitempty"`
 	// The rack, or a location in which the one with the most GPUs is taken.
-	RackId        string `protobuf:"bytes,6,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
-	Location      string `protobuf:"bytes,7,opt,name=location,proto3" json:"location,omitempty"`
+	RackId   string `protobuf:"bytes,6,opt,name=rack_id,json=rackId,proto3" json:"rack_id,omitempty"`
+	Location string `protobuf:"bytes,7,opt,name=location,proto3" json:"location,omitempty"`
+	// The project's quota as the caller holds it; kept if it is the newest.
+	Quota         *ProjectQuota `protobuf:"bytes,8,opt,name=quota,proto3" json:"quota,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -393,6 +395,13 @@ func (x *CreateVolumeRequest) GetLocation() string {
 		return x.Location
 	}
 	return ""
+}
+
+func (x *CreateVolumeRequest) GetQuota() *ProjectQuota {
+	if x != nil {
+		return x.Quota
+	}
+	return nil
 }
 
 type CreateVolumeResponse struct {
@@ -960,7 +969,7 @@ var File_cosmicac_ork_v1_volume_proto protoreflect.FileDescriptor
 
 const file_cosmicac_ork_v1_volume_proto_rawDesc = "" +
 	"\n" +
-	"\x1ccosmicac/ork/v1/volume.proto\x12\x0fcosmicac.ork.v1\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x04\n" +
+	"\x1ccosmicac/ork/v1/volume.proto\x12\x0fcosmicac.ork.v1\x1a\x1ccosmicac/mesh/v1/right.proto\x1a\x19cosmicac/ork/v1/job.proto\x1a\x19cosmicac/ork/v1/ork.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x81\x04\n" +
 	"\x06Volume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12,\n" +
@@ -981,7 +990,7 @@ const file_cosmicac_ork_v1_volume_proto_rawDesc = "" +
 	"\x06job_id\x18\x01 \x01(\tR\x05jobId\x12\x19\n" +
 	"\bjob_name\x18\x02 \x01(\tR\ajobName\x12\x1b\n" +
 	"\tread_only\x18\x03 \x01(\bR\breadOnly\x123\n" +
-	"\tjob_state\x18\x04 \x01(\x0e2\x16.cosmicac.ork.v1.StateR\bjobState\"\xe4\x01\n" +
+	"\tjob_state\x18\x04 \x01(\x0e2\x16.cosmicac.ork.v1.StateR\bjobState\"\x99\x02\n" +
 	"\x13CreateVolumeRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12,\n" +
 	"\x05owner\x18\x02 \x01(\v2\x16.cosmicac.ork.v1.OwnerR\x05owner\x12\x19\n" +
@@ -989,7 +998,8 @@ const file_cosmicac_ork_v1_volume_proto_rawDesc = "" +
 	"\rstorage_class\x18\x04 \x01(\tR\fstorageClass\x12\x16\n" +
 	"\x06shared\x18\x05 \x01(\bR\x06shared\x12\x17\n" +
 	"\arack_id\x18\x06 \x01(\tR\x06rackId\x12\x1a\n" +
-	"\blocation\x18\a \x01(\tR\blocation\"a\n" +
+	"\blocation\x18\a \x01(\tR\blocation\x123\n" +
+	"\x05quota\x18\b \x01(\v2\x1d.cosmicac.ork.v1.ProjectQuotaR\x05quota\"a\n" +
 	"\x14CreateVolumeResponse\x12/\n" +
 	"\x06volume\x18\x01 \x01(\v2\x17.cosmicac.ork.v1.VolumeR\x06volume\x12\x18\n" +
 	"\aexisted\x18\x02 \x01(\bR\aexisted\"\"\n" +
@@ -1081,6 +1091,7 @@ var file_cosmicac_ork_v1_volume_proto_goTypes = []any{
 	(*Owner)(nil),                 // 15: cosmicac.ork.v1.Owner
 	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 	(State)(0),                    // 17: cosmicac.ork.v1.State
+	(*ProjectQuota)(nil),          // 18: cosmicac.ork.v1.ProjectQuota
 }
 var file_cosmicac_ork_v1_volume_proto_depIdxs = []int32{
 	15, // 0: cosmicac.ork.v1.Volume.owner:type_name -> cosmicac.ork.v1.Owner
@@ -1090,29 +1101,30 @@ var file_cosmicac_ork_v1_volume_proto_depIdxs = []int32{
 	16, // 4: cosmicac.ork.v1.Volume.delete_requested_at:type_name -> google.protobuf.Timestamp
 	17, // 5: cosmicac.ork.v1.VolumeAttachment.job_state:type_name -> cosmicac.ork.v1.State
 	15, // 6: cosmicac.ork.v1.CreateVolumeRequest.owner:type_name -> cosmicac.ork.v1.Owner
-	1,  // 7: cosmicac.ork.v1.CreateVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
-	1,  // 8: cosmicac.ork.v1.GetVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
-	1,  // 9: cosmicac.ork.v1.ListVolumesResponse.volumes:type_name -> cosmicac.ork.v1.Volume
-	1,  // 10: cosmicac.ork.v1.AttachVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
-	1,  // 11: cosmicac.ork.v1.DetachVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
-	1,  // 12: cosmicac.ork.v1.DeleteVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
-	3,  // 13: cosmicac.ork.v1.Volumes.CreateVolume:input_type -> cosmicac.ork.v1.CreateVolumeRequest
-	5,  // 14: cosmicac.ork.v1.Volumes.GetVolume:input_type -> cosmicac.ork.v1.GetVolumeRequest
-	7,  // 15: cosmicac.ork.v1.Volumes.ListVolumes:input_type -> cosmicac.ork.v1.ListVolumesRequest
-	9,  // 16: cosmicac.ork.v1.Volumes.AttachVolume:input_type -> cosmicac.ork.v1.AttachVolumeRequest
-	11, // 17: cosmicac.ork.v1.Volumes.DetachVolume:input_type -> cosmicac.ork.v1.DetachVolumeRequest
-	13, // 18: cosmicac.ork.v1.Volumes.DeleteVolume:input_type -> cosmicac.ork.v1.DeleteVolumeRequest
-	4,  // 19: cosmicac.ork.v1.Volumes.CreateVolume:output_type -> cosmicac.ork.v1.CreateVolumeResponse
-	6,  // 20: cosmicac.ork.v1.Volumes.GetVolume:output_type -> cosmicac.ork.v1.GetVolumeResponse
-	8,  // 21: cosmicac.ork.v1.Volumes.ListVolumes:output_type -> cosmicac.ork.v1.ListVolumesResponse
-	10, // 22: cosmicac.ork.v1.Volumes.AttachVolume:output_type -> cosmicac.ork.v1.AttachVolumeResponse
-	12, // 23: cosmicac.ork.v1.Volumes.DetachVolume:output_type -> cosmicac.ork.v1.DetachVolumeResponse
-	14, // 24: cosmicac.ork.v1.Volumes.DeleteVolume:output_type -> cosmicac.ork.v1.DeleteVolumeResponse
-	19, // [19:25] is the sub-list for method output_type
-	13, // [13:19] is the sub-list for method input_type
-	13, // [13:13] is the sub-list for extension type_name
-	13, // [13:13] is the sub-list for extension extendee
-	0,  // [0:13] is the sub-list for field type_name
+	18, // 7: cosmicac.ork.v1.CreateVolumeRequest.quota:type_name -> cosmicac.ork.v1.ProjectQuota
+	1,  // 8: cosmicac.ork.v1.CreateVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
+	1,  // 9: cosmicac.ork.v1.GetVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
+	1,  // 10: cosmicac.ork.v1.ListVolumesResponse.volumes:type_name -> cosmicac.ork.v1.Volume
+	1,  // 11: cosmicac.ork.v1.AttachVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
+	1,  // 12: cosmicac.ork.v1.DetachVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
+	1,  // 13: cosmicac.ork.v1.DeleteVolumeResponse.volume:type_name -> cosmicac.ork.v1.Volume
+	3,  // 14: cosmicac.ork.v1.Volumes.CreateVolume:input_type -> cosmicac.ork.v1.CreateVolumeRequest
+	5,  // 15: cosmicac.ork.v1.Volumes.GetVolume:input_type -> cosmicac.ork.v1.GetVolumeRequest
+	7,  // 16: cosmicac.ork.v1.Volumes.ListVolumes:input_type -> cosmicac.ork.v1.ListVolumesRequest
+	9,  // 17: cosmicac.ork.v1.Volumes.AttachVolume:input_type -> cosmicac.ork.v1.AttachVolumeRequest
+	11, // 18: cosmicac.ork.v1.Volumes.DetachVolume:input_type -> cosmicac.ork.v1.DetachVolumeRequest
+	13, // 19: cosmicac.ork.v1.Volumes.DeleteVolume:input_type -> cosmicac.ork.v1.DeleteVolumeRequest
+	4,  // 20: cosmicac.ork.v1.Volumes.CreateVolume:output_type -> cosmicac.ork.v1.CreateVolumeResponse
+	6,  // 21: cosmicac.ork.v1.Volumes.GetVolume:output_type -> cosmicac.ork.v1.GetVolumeResponse
+	8,  // 22: cosmicac.ork.v1.Volumes.ListVolumes:output_type -> cosmicac.ork.v1.ListVolumesResponse
+	10, // 23: cosmicac.ork.v1.Volumes.AttachVolume:output_type -> cosmicac.ork.v1.AttachVolumeResponse
+	12, // 24: cosmicac.ork.v1.Volumes.DetachVolume:output_type -> cosmicac.ork.v1.DetachVolumeResponse
+	14, // 25: cosmicac.ork.v1.Volumes.DeleteVolume:output_type -> cosmicac.ork.v1.DeleteVolumeResponse
+	20, // [20:26] is the sub-list for method output_type
+	14, // [14:20] is the sub-list for method input_type
+	14, // [14:14] is the sub-list for extension type_name
+	14, // [14:14] is the sub-list for extension extendee
+	0,  // [0:14] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_ork_v1_volume_proto_init() }
@@ -1121,6 +1133,7 @@ func file_cosmicac_ork_v1_volume_proto_init() {
 		return
 	}
 	file_cosmicac_ork_v1_job_proto_init()
+	file_cosmicac_ork_v1_ork_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -38,7 +38,8 @@ type VolumesClient interface {
 	// CreateVolume records a volume and answers at once; the rack's worker makes it
 	// behind that. A project's volumes have different names: the same name and
 	// properties give the volume that is there, another size, class or rack is a
-	// conflict.
+	// conflict. One that would be above the project's quota is refused, and so is every
+	// one of a project whose quota is not known.
 	CreateVolume(ctx context.Context, in *CreateVolumeRequest, opts ...grpc.CallOption) (*CreateVolumeResponse, error)
 	GetVolume(ctx context.Context, in *GetVolumeRequest, opts ...grpc.CallOption) (*GetVolumeResponse, error)
 	// ListVolumes lists all at once: a project has at most 64.
@@ -134,7 +135,8 @@ type VolumesServer interface {
 	// CreateVolume records a volume and answers at once; the rack's worker makes it
 	// behind that. A project's volumes have different names: the same name and
 	// properties give the volume that is there, another size, class or rack is a
-	// conflict.
+	// conflict. One that would be above the project's quota is refused, and so is every
+	// one of a project whose quota is not known.
 	CreateVolume(context.Context, *CreateVolumeRequest) (*CreateVolumeResponse, error)
 	GetVolume(context.Context, *GetVolumeRequest) (*GetVolumeResponse, error)
 	// ListVolumes lists all at once: a project has at most 64.
