@@ -1,6 +1,6 @@
 import { AppShell, Badge, Burger, Button, Group, NavLink, Text, Title } from '@mantine/core';
 import { useDisclosure } from '@mantine/hooks';
-import { IconCpu, IconFolders, IconKey, IconLayoutList, IconStethoscope, IconTopologyStar3 } from '@tabler/icons-react';
+import { IconCpu, IconDatabase, IconFolders, IconKey, IconLayoutList, IconStethoscope, IconTopologyStar3 } from '@tabler/icons-react';
 import { useQueryClient } from '@tanstack/react-query';
 import { useSyncExternalStore } from 'react';
 import { Link, Redirect, Route, Switch, useLocation } from 'wouter';
@@ -15,6 +15,7 @@ import { useMe } from './me';
 import { Network } from './Network';
 import { Projects } from './Projects';
 import { Racks } from './Racks';
+import { Volumes } from './Volumes';
 
 export function App() {
   const loggedIn = useSyncExternalStore(token.subscribe, () => token.get() !== null);
@@ -23,6 +24,7 @@ export function App() {
 
 const pages = [
   { path: '/jobs', label: 'Jobs', icon: IconLayoutList },
+  { path: '/volumes', label: 'Volumes', icon: IconDatabase, right: 'volumes:read' },
   { path: '/racks', label: 'Racks', icon: IconCpu },
   { path: '/projects', label: 'Projects', icon: IconFolders },
   { path: '/health', label: 'Health', icon: IconStethoscope },
@@ -69,6 +71,7 @@ function Shell() {
           <Route path="/jobs/new" component={CreateJob} />
           <Route path="/jobs/:id">{(p) => <JobPage id={p.id} />}</Route>
           <Route path="/jobs" component={Jobs} />
+          <Route path="/volumes" component={Volumes} />
           <Route path="/racks" component={Racks} />
           <Route path="/projects" component={Projects} />
           <Route path="/health" component={Health} />

@@ -9,11 +9,14 @@ import { useMe } from './me';
 import { empty, type Form, requestOf } from './jobForm';
 import { Outcome } from './Outcome';
 import { Failure, Page } from './parts';
+import { PortsToOpen, VolumesToMount } from './VolumesAndPorts';
 
 // Which fields the folded sections hold, so that a refusal of one unfolds it.
 const sections: Record<string, string[]> = {
   limits: ['idle_stop_seconds', 'max_duration_seconds', 'cost_limit_cents'],
   queue: ['placement', 'priority'],
+  volumes: ['volumes'],
+  ports: ['ports'],
 };
 
 export function CreateJob() {
@@ -50,7 +53,7 @@ export function CreateJob() {
     } catch (e) {
       setError(e);
       if (e instanceof APIError) {
-        const folded = Object.keys(sections).filter((s) => e.fields.some((f) => sections[s]!.includes(f.field)));
+        const folded = Object.keys(sections).filter((s) => e.fields.some((f) => sections[s]!.includes(f.field.replace(/\[.*/, ''))));
         setOpen((o) => [...new Set([...o, ...folded])]);
         if (what === 'create' && e.status >= 400 && e.status < 500) setIdempotency(randomKey());
       }
@@ -114,6 +117,18 @@ export function CreateJob() {
                 </>
               )}
               <Accordion multiple variant="contained" order={4} value={open} onChange={setOpen}>
+                {container && (
+                  <Accordion.Item value="volumes">
+                    <Accordion.Control>Volumes <Text span size="sm" c="dimmed">{form.volumes.map((v) => v.volume).filter(Boolean).join(', ') || 'none'}</Text></Accordion.Control>
+                    <Accordion.Panel><VolumesToMount rows={form.volumes} change={(volumes) => change({ volumes })} location={form.location} field={field} /></Accordion.Panel>
+                  </Accordion.Item>
+                )}
+                {container && (
+                  <Accordion.Item value="ports">
+                    <Accordion.Control>Public ports <Text span size="sm" c="dimmed">{form.ports.map((p) => p.port).filter((p) => p !== '').join(', ') || 'none'}</Text></Accordion.Control>
+                    <Accordion.Panel><PortsToOpen rows={form.ports} change={(ports) => change({ ports })} field={field} /></Accordion.Panel>
+                  </Accordion.Item>
+                )}
                 <Accordion.Item value="limits">
                   <Accordion.Control>Limits <Text span size="sm" c="dimmed">{limitsOf(form, chosen?.currency ?? '')}</Text></Accordion.Control>
                   <Accordion.Panel><Stack>

@@ -9,6 +9,7 @@ import { JobActions } from './JobActions';
 import { Limits } from './Limits';
 import { useActors } from './me';
 import { Explanation, Failure, kindText, Loading, Page, sentence, StateBadge, useNow, words } from './parts';
+import { PublicPorts } from './VolumesAndPorts';
 import { states } from './words';
 
 export function JobPage({ id }: { id: string }) {
@@ -43,6 +44,7 @@ export function JobPage({ id }: { id: string }) {
         <Card withBorder><Facts job={job} /></Card>
         <Limits job={job} />
       </SimpleGrid>
+      <PublicPorts job={job} />
       {replicas.map((r, i) => attempts[i]!.slice(-1).filter((a) => a.rack_id || replicas.length > 1).map((a) => <AttemptCard key={a.id} job={job} replica={r} attempt={a} many={replicas.length > 1} />))}
       <EarlierAttempts replicas={replicas} />
       <History job={job} />
@@ -97,6 +99,7 @@ function Facts({ job }: { job: Job }) {
     ['Priority', `${job.priority}, placement ${job.placement}`],
   ];
   if (job.image) rows.push(['Image', job.image], ['Disk', `${job.disk_gib} GB`]);
+  for (const v of job.volumes ?? []) rows.push([`Volume ${v.name}`, <span key={v.id}><Code>{v.path}</Code>{v.read_only ? ', to read only' : ''}</span>]);
   if (job.model) rows.push(['Model', `${job.model} (${job.runtime}), ${plural(job.replicas, 'replica')}`]);
   if (job.endpoint_id) rows.push(['Endpoint', <Code key="e">{`${location.origin}/inference/e/${job.endpoint_id}/v1`}</Code>]);
   if (job.kind === 'gpu_container') rows.push(['Shell', <Code key="s">{`cosmicac jobs shell ${job.id}`}</Code>]);

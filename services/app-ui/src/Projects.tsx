@@ -19,7 +19,7 @@ export function Projects() {
   const projects = (pages.data?.pages ?? []).flatMap((p) => p.projects ?? []);
   return (
     <Page title="Projects">
-      <Text c="dimmed">A project's quota is how many GPUs its jobs may hold at once. Jobs above it wait.</Text>
+      <Text c="dimmed">A project's quota is how many GPUs its jobs may hold at once, and how much its volumes together. Jobs above it wait; volumes above it are refused.</Text>
       <Failure error={pages.error} />
       {pages.isPending && <Loading />}
       {pages.isSuccess && projects.length === 0 && <Text>You belong to no project.</Text>}
@@ -32,36 +32,60 @@ export function Projects() {
 function ProjectCard({ project, admin }: { project: Project; admin: boolean }) {
   const queries = useQueryClient();
   const [asking, setAsking] = useState(false);
-  const [most, setMost] = useState<number | string>('');
-  const [unlimited, setUnlimited] = useState(true);
-  const { maximum_gpus: maximum, held_gpus: held, admitted } = project.quota;
+  const [gpus, setGPUs] = useState<Bound>({ none: true, most: '' });
+  const [gib, setGiB] = useState<Bound>({ none: true, most: '' });
+  const { maximum_gpus: gpusAtMost, held_gpus: gpusHeld, maximum_volume_gib: gibAtMost, held_volume_gib: gibHeld, admitted } = project.quota;
+  const who = (project.members ?? []).join(', ');
   const open = () => {
-    setUnlimited(maximum === null);
-    setMost(maximum ?? '');
+    setGPUs({ none: gpusAtMost === null, most: gpusAtMost ?? '' });
+    setGiB({ none: gibAtMost === null, most: gibAtMost ?? '' });
     setAsking(true);
   };
+  const value = (b: Bound) => (b.none ? null : Number(b.most));
   const save = async () => {
-    await call('PUT', `/api/v1/projects/${project.id}/quota`, { maximum_gpus: unlimited ? null : Number(most) });
+    await call('PUT', `/api/v1/projects/${project.id}/quota`, { maximum_gpus: value(gpus), maximum_volume_gib: value(gib) });
     await queries.invalidateQueries({ queryKey: ['projects'] });
   };
-  const use = held == null ? 'The orchestrator does not say now what it holds' : `${plural(held, 'GPU')} held`;
   return (
-    <Card withBorder component="section" aria-label={`Project of ${(project.members ?? []).join(', ')}`} data-testid={`project-${project.id}`}>
+    <Card withBorder component="section" aria-label={`Project of ${who}`} data-testid={`project-${project.id}`}>
       <Group justify="space-between" wrap="nowrap" align="flex-start">
         <div style={{ minWidth: 0 }}>
-          <Text fw={600} style={{ overflowWrap: 'anywhere' }}>{(project.members ?? []).join(', ')}</Text>
+          <Text fw={600} style={{ overflowWrap: 'anywhere' }}>{who}</Text>
           <Text size="xs" c="dimmed">{project.name}, {project.id}</Text>
         </div>
         {admin && <Button size="xs" variant="default" onClick={open}>Quota…</Button>}
       </Group>
-      {maximum !== null && <Progress mt="sm" value={maximum > 0 ? Math.min(100, (100 * (held ?? 0)) / maximum) : 100} color={(held ?? 0) >= maximum ? 'red' : 'indigo'} aria-label={`${held ?? 'unknown'} of ${maximum} GPUs held`} />}
-      <Text size="sm" mt="xs">{use}{maximum === null ? ', no quota' : ` of ${maximum}`}</Text>
-      {maximum !== null && held != null && !admitted && <Badge mt={4} color="yellow" variant="light">not yet in force</Badge>}
-      <Ask opened={asking} onClose={() => setAsking(false)} title="GPU quota" yes="Set it" incomplete={!unlimited && most === ''} onYes={save}>
-        <Text size="sm">How many GPUs the jobs of {(project.members ?? []).join(', ')} may hold at once. A lower quota ends nothing: what runs goes on, and what comes waits.</Text>
-        <Checkbox label="No quota" checked={unlimited} onChange={(e) => setUnlimited(e.currentTarget.checked)} />
-        {!unlimited && <NumberInput label="GPUs at once" min={0} max={4_294_967_295} allowDecimal={false} value={most} onChange={setMost} data-autofocus />}
+      {gpusHeld == null && <Text size="sm" mt="sm">The orchestrator does not say now what it holds.</Text>}
+      <Use what="GPUs" held={gpusHeld} most={gpusAtMost} text={(n) => plural(n, 'GPU')} />
+      <Use what="GiB of volumes" held={gibHeld} most={gibAtMost} text={(n) => `${n} GiB of volumes`} />
+      {(gpusAtMost !== null || gibAtMost !== null) && gpusHeld != null && !admitted && <Badge mt={4} color="yellow" variant="light">not yet in force</Badge>}
+      <Ask opened={asking} onClose={() => setAsking(false)} title={`Quota of ${who}`} yes="Set it" incomplete={[gpus, gib].some((b) => !b.none && b.most === '')} onYes={save}>
+        <Text size="sm">A lower quota ends nothing: what runs goes on, volumes stay, and what comes waits or is refused.</Text>
+        <Limit none="No bound of GPUs" label="GPUs at once" bound={gpus} change={setGPUs} />
+        <Limit none="No bound of volumes" label="Volumes together (GiB)" bound={gib} change={setGiB} />
       </Ask>
     </Card>
+  );
+}
+
+interface Bound { none: boolean; most: number | string }
+
+function Limit({ none, label, bound, change }: { none: string; label: string; bound: Bound; change: (bound: Bound) => void }) {
+  return (
+    <>
+      <Checkbox label={none} checked={bound.none} onChange={(e) => change({ ...bound, none: e.currentTarget.checked })} />
+      {!bound.none && <NumberInput label={label} min={0} max={4_294_967_295} allowDecimal={false} value={bound.most} onChange={(most) => change({ ...bound, most })} />}
+    </>
+  );
+}
+
+/** How much of a bound is used, or what is held without one. */
+function Use({ what, held, most, text }: { what: string; held?: number | null; most: number | null; text: (n: number) => string }) {
+  if (held == null && most === null) return null;
+  return (
+    <>
+      {most !== null && <Progress mt="sm" value={most > 0 ? Math.min(100, (100 * (held ?? 0)) / most) : 100} color={(held ?? 0) >= most ? 'red' : 'indigo'} aria-label={`${held ?? 'unknown'} of ${most} ${what} held`} />}
+      <Text size="sm" mt="xs">{held == null ? `At most ${text(most!)}` : `${text(held)} held${most === null ? ', no quota' : ` of ${most}`}`}</Text>
+    </>
   );
 }

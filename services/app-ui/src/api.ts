@@ -4,7 +4,9 @@
 export interface GPU { model: string; count: number }
 export interface Condition { kind: string; message: string; since?: string | null }
 export interface GraphNode { kind: string; name: string; state: string; message: string; since?: string | null; deadline?: string | null }
-export interface AttemptNode { node_name: string; gpu_count: number; vmi_name: string; vmi_uid: string; graph?: GraphNode[] | null }
+export interface Port { port: number; protocol?: string; name?: string }
+export interface PortAddress extends Port { hosts?: string[] | null; public_port: number }
+export interface AttemptNode { node_name: string; gpu_count: number; vmi_name: string; vmi_uid: string; graph?: GraphNode[] | null; ports?: PortAddress[] | null }
 export interface Attempt {
   id: string; number: number; state: string; reason: string; message: string; rack_id: string; gone: boolean; abandoned: boolean;
   created_at?: string | null; running_at?: string | null; ended_at?: string | null; claimed_at?: string | null; gone_at?: string | null; nodes?: AttemptNode[] | null;
@@ -14,8 +16,15 @@ export interface Job {
   id: string; kind: string; name: string; tags?: string[] | null; location: string; gpu?: GPU | null; cpu_cores_per_gpu: number; memory_gib_per_gpu: number;
   disk_gib: number; image: string; model: string; runtime: string; replicas: number; require_authorization?: boolean; placement: string; priority: number;
   max_duration_seconds: number; idle_stop_seconds: number; cost_limit_cents: number; price_cents_per_gpu_hour?: number | null; currency: string; cost_cents: number;
+  ports?: Port[] | null; volumes?: AttachedVolume[] | null;
   project_id: string; user_id: string; state: string; reason: string; message: string; conditions?: Condition[] | null; endpoint_id?: string; simulated?: boolean;
   created_at: string; updated_at: string; revision: number; replica_list?: Replica[] | null;
+}
+export interface AttachedVolume { id: string; name: string; read_only: boolean; path: string }
+export interface VolumeAttachment { job_id: string; job_name: string; job_state: string; read_only: boolean }
+export interface Volume {
+  id: string; name: string; project_id: string; rack_id: string; location: string; size_gib: number; storage_class: string; shared: boolean;
+  state: string; message: string; attachments?: VolumeAttachment[] | null;
 }
 export interface JobEvent { sequence: number; time: string; state: string; reason: string; message: string; actor: string; attempt_id: string }
 export interface PlanRefusal { rack_id: string; reason: string; message: string }
@@ -40,7 +49,9 @@ export interface AvailableGPU {
   model: string; location: string; total: number; held: number; offerable: number; largest_node_offerable: number; racks?: AvailableRack[] | null;
   waiting: number; waiting_gpus: number; longest_wait_seconds: number; price_cents_per_gpu_hour?: number | null; currency: string;
 }
-export interface Quota { project_id: string; maximum_gpus: number | null; held_gpus?: number | null; admitted: boolean }
+export interface Quota {
+  project_id: string; maximum_gpus: number | null; held_gpus?: number | null; maximum_volume_gib: number | null; held_volume_gib?: number | null; admitted: boolean;
+}
 export interface Project { id: string; name: string; members?: string[] | null; quota: Quota }
 export interface APIKey { id: string; name: string; status: string; public_id: string; created_at: string; last_used_at?: string | null; expires_at?: string | null }
 export interface UsageBucket { start_ms: number; api_key_id: string; requests: number; prompt_tokens: number; completion_tokens: number; total_tokens: number }

@@ -18,12 +18,17 @@ it('writes money with its hundredths', () => {
 describe('what a form asks for', () => {
   const form = {
     kind: 'gpu_container', name: 'a', tags: [], location: 'us', gpu: 'H100', count: '2', image: 'i', disk: 100, script: '', model: 'left over', replicas: 3, authorization: true,
-    placement: 'pack', priority: 0, idleMinutes: '', hours: 1.5, cost: '2.50',
+    placement: 'pack', priority: 0, idleMinutes: '', hours: 1.5, cost: '2.50', volumes: [], ports: [],
   };
   it('turns hours, minutes and money into the units of the API and leaves out what is empty', () => {
     expect(JSON.parse(JSON.stringify(requestOf(form)))).toEqual({
       kind: 'gpu_container', name: 'a', tags: [], location: 'us', gpu: { model: 'H100', count: 2 }, placement: 'pack', max_duration_seconds: 5400, cost_limit_cents: 250, image: 'i', disk_gib: 100,
     });
+  });
+  it('asks for volumes by name and for ports by number', () => {
+    const rows = { volumes: [{ volume: 'data', readOnly: true }], ports: [{ port: '8080', protocol: 'udp', name: '' }] };
+    expect(JSON.parse(JSON.stringify(requestOf({ ...form, ...rows })))).toMatchObject({ volumes: [{ volume: 'data', read_only: true }], ports: [{ port: 8080, protocol: 'udp' }] });
+    expect(JSON.parse(JSON.stringify(requestOf({ ...form, ...rows, kind: 'managed_inference' })))).not.toHaveProperty('volumes');
   });
   it('never sends what belongs to the other kind of job', () => {
     const body = JSON.parse(JSON.stringify(requestOf({ ...form, kind: 'managed_inference', idleMinutes: 10 })));

@@ -4,7 +4,7 @@ import { type Me, read, type User } from './api';
 
 export function useMe() {
   const me = useQuery({ ...read<Me>('/me'), staleTime: 60_000 });
-  return { user: me.data?.user, may: (right: string) => me.data?.rights.includes(right) ?? false };
+  return { user: me.data?.user, projects: me.data?.projects ?? [], may: (right: string) => me.data?.rights.includes(right) ?? false };
 }
 
 /** Names an actor: "you", somebody's email where that may be known, a rack, the orchestrator. */

@@ -143,7 +143,7 @@ test('every page fits a narrow screen, and none breaks the content security poli
   page.on('console', (m) => { if (/content security policy/i.test(m.text())) violations.push(m.text()); });
   await page.setViewportSize({ width: 390, height: 844 });
   await login(page);
-  for (const name of ['Racks', 'Projects', 'Health', 'Network', 'API keys', 'Jobs']) {
+  for (const name of ['Volumes', 'Racks', 'Projects', 'Health', 'Network', 'API keys', 'Jobs']) {
     await page.getByRole('button', { name: 'Menu' }).click();
     await page.getByRole('link', { name, exact: true }).click();
     await expect(page.getByRole('heading', { name, exact: true, level: 2 })).toBeVisible();

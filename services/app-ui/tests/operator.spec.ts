@@ -115,7 +115,7 @@ test('a project\'s quota holds its job back until an administrator raises it; it
   const dialog = page.getByRole('dialog');
   const set = async (most: string) => {
     await card.getByRole('button', { name: 'Quota…' }).click();
-    await dialog.getByLabel('No quota').uncheck();
+    await dialog.getByLabel('No bound of GPUs').uncheck();
     await dialog.getByLabel('GPUs at once').fill(most);
     await dialog.getByRole('button', { name: 'Set it' }).click();
     await expect(card).toContainText(`of ${most}`);

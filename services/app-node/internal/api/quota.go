@@ -2,17 +2,23 @@ package api
 
 import (
 	"context"
+	"encoding/json"
+
+	"github.com/danielgtaylor/huma/v2"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/store"
 )
 
-// Quota is how many GPUs the jobs of a project may hold at once.
+// Quota is how many GPUs the jobs of a project may hold at once, and how much its
+// volumes together.
 type Quota struct {
-	ProjectID   string  `json:"project_id"`
-	MaximumGPUs *uint32 `json:"maximum_gpus" nullable:"true" doc:"null for no bound"`
-	HeldGPUs    *uint32 `json:"held_gpus,omitempty" doc:"What its jobs hold now, those that stop included; left out while the orchestrator cannot be asked"`
-	Admitted    bool    `json:"admitted" doc:"The orchestrator admits by this setting; until it was told it goes on with the one before, or admits nothing"`
+	ProjectID        string  `json:"project_id"`
+	MaximumGPUs      *uint32 `json:"maximum_gpus" nullable:"true" doc:"null for no bound"`
+	HeldGPUs         *uint32 `json:"held_gpus,omitempty" doc:"What its jobs hold now, those that stop included; left out while the orchestrator cannot be asked"`
+	MaximumVolumeGiB *uint64 `json:"maximum_volume_gib" nullable:"true" doc:"null for no bound"`
+	HeldVolumeGiB    *uint64 `json:"held_volume_gib,omitempty" doc:"What its volumes hold now, those being deleted included; left out while the orchestrator cannot be asked"`
+	Admitted         bool    `json:"admitted" doc:"The orchestrator admits by this setting; until it was told it goes on with the one before, or admits nothing"`
 }
 
 // ProjectPath names a project.
@@ -27,8 +33,27 @@ type quotaOutput struct {
 type setQuotaInput struct {
 	ProjectPath
 	Body struct {
-		MaximumGPUs *uint32 `json:"maximum_gpus" nullable:"true" required:"true" maximum:"4294967295" doc:"null for no bound"`
+		MaximumGPUs      *uint32    `json:"maximum_gpus" nullable:"true" required:"true" maximum:"4294967295" doc:"null for no bound"`
+		MaximumVolumeGiB givenBound `json:"maximum_volume_gib,omitempty" required:"false"`
 	}
+}
+
+// givenBound tells a bound that is null, for none, from one that is left out.
+type givenBound struct {
+	Given bool
+	Value *uint64
+}
+
+// UnmarshalJSON reads a number or null.
+func (b *givenBound) UnmarshalJSON(text []byte) error {
+	b.Given = true
+	return json.Unmarshal(text, &b.Value)
+}
+
+// Schema says what it may be.
+func (givenBound) Schema(huma.Registry) *huma.Schema {
+	least, most := 0.0, float64(1<<53-1)
+	return &huma.Schema{Type: huma.TypeInteger, Nullable: true, Minimum: &least, Maximum: &most, Description: "GiB; null for no bound; left as it is when left out"}
 }
 
 func (s *Server) getQuota(ctx context.Context, in *ProjectPath) (*quotaOutput, error) {
@@ -44,7 +69,9 @@ func (s *Server) getQuota(ctx context.Context, in *ProjectPath) (*quotaOutput, e
 
 func (s *Server) setQuota(ctx context.Context, in *setQuotaInput) (*quotaOutput, error) {
 	target(ctx, in.ID)
-	q, err := s.Store.SetQuota(ctx, in.ID, in.Body.MaximumGPUs, s.Now())
+	q, err := s.Store.SetQuota(ctx, in.ID, store.QuotaChange{
+		MaximumGPUs: in.Body.MaximumGPUs, MaximumVolumeGiB: in.Body.MaximumVolumeGiB.Value, KeepVolumes: !in.Body.MaximumVolumeGiB.Given,
+	}, s.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -56,7 +83,7 @@ func (s *Server) setQuota(ctx context.Context, in *setQuotaInput) (*quotaOutput,
 }
 
 func setting(q store.Quota) Quota {
-	out := Quota{ProjectID: q.ProjectID}
+	out := Quota{ProjectID: q.ProjectID, MaximumVolumeGiB: q.MaximumVolumeGiB}
 	if !q.Unlimited {
 		out.MaximumGPUs = &q.MaximumGPUs
 	}
@@ -68,8 +95,8 @@ func setting(q store.Quota) Quota {
 func (s *Server) quota(ctx context.Context, q store.Quota) Quota {
 	out := setting(q)
 	if known, err := s.Ork.Quota(ctx, q.ProjectID); err == nil {
-		held := known.GetHeldGpus()
-		out.HeldGPUs, out.Admitted = &held, known.GetQuota().GetRevision() == q.Revision
+		gpus, volumes := known.GetHeldGpus(), known.GetHeldVolumeGib()
+		out.HeldGPUs, out.HeldVolumeGiB, out.Admitted = &gpus, &volumes, known.GetQuota().GetRevision() == q.Revision
 	}
 	return out
 }

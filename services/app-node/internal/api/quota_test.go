@@ -40,7 +40,7 @@ func (f *fakeOrk) GetQuota(ctx context.Context, r *orkv1.GetQuotaRequest) (*orkv
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return &orkv1.GetQuotaResponse{Quota: f.quotas[r.GetProjectId()], HeldGpus: 3}, nil
+	return &orkv1.GetQuotaResponse{Quota: f.quotas[r.GetProjectId()], HeldGpus: 3, HeldVolumeGib: 70}, nil
 }
 
 func (f *fakeOrk) quota(project string) *orkv1.ProjectQuota {
@@ -109,6 +109,8 @@ func TestTheOrchestratorHearsOfEveryQuotaAlsoAfterItWasAway(t *testing.T) {
 	type quota struct {
 		Maximum  *uint32 `json:"maximum_gpus"`
 		Held     *uint32 `json:"held_gpus"`
+		Volumes  *uint64 `json:"maximum_volume_gib"`
+		HeldGiB  *uint64 `json:"held_volume_gib"`
 		Admitted bool
 	}
 	// A job brings its project's quota along.
@@ -137,6 +139,18 @@ func TestTheOrchestratorHearsOfEveryQuotaAlsoAfterItWasAway(t *testing.T) {
 	}
 	l.ok(200, nil, "PUT", path, l.admin, map[string]any{"maximum_gpus": nil})
 	if q := l.ork.quota(project); !q.GetUnlimited() {
+		t.Errorf("no bound: %v", q)
+	}
+	// The bound of volumes stays when it is left out, and null takes it away.
+	l.ok(200, nil, "PUT", path, l.admin, map[string]any{"maximum_gpus": 7, "maximum_volume_gib": 90})
+	l.ok(200, &set, "PUT", path, l.admin, map[string]any{"maximum_gpus": 8})
+	if q := l.ork.quota(project); set.Volumes == nil || *set.Volumes != 90 || set.HeldGiB == nil || *set.HeldGiB != 70 || q.GetMaximumGpus() != 8 || q.GetMaximumVolumeGib() != 90 {
+		t.Errorf("set %+v, told %v", set, q)
+	}
+	l.refused("invalid", "PUT", path, l.admin, map[string]any{"maximum_gpus": 8, "maximum_volume_gib": -1})
+	l.refused("denied", "PUT", path, token, map[string]any{"maximum_gpus": 8, "maximum_volume_gib": nil})
+	l.ok(200, nil, "PUT", path, l.admin, map[string]any{"maximum_gpus": 8, "maximum_volume_gib": nil})
+	if q := l.ork.quota(project); q.MaximumVolumeGib != nil {
 		t.Errorf("no bound: %v", q)
 	}
 	_, stranger := l.user("bob@example.org")

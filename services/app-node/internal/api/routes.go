@@ -40,9 +40,9 @@ func (s *Server) routes() {
 	add(s, route{"PATCH", "/users/{id}", "change-user", Admin, "user.change", 200, "People", "Change a user's password, power or access"}, s.changeUser)
 	add(s, route{"POST", "/users/{id}/logout", "logout-user", Admin, "user.logout", 204, "People", "End all sign-ins of a user and close their shells"}, s.logoutUser)
 	add(s, route{"DELETE", "/users/{id}", "delete-user", Admin, "user.delete", 204, "People", "Remove a user who has no jobs"}, s.deleteUser)
-	add(s, route{"GET", "/projects", "list-projects", JobsRead, "", 200, "People", "List my projects, or all for administrators, with their GPU quota and use"}, s.listProjects)
-	add(s, route{"GET", "/projects/{id}/quota", "get-quota", JobsRead, "", 200, "People", "How many GPUs a project may hold at once"}, s.getQuota)
-	add(s, route{"PUT", "/projects/{id}/quota", "set-quota", Admin, "quota.set", 200, "People", "Set how many GPUs a project may hold at once"}, s.setQuota)
+	add(s, route{"GET", "/projects", "list-projects", JobsRead, "", 200, "People", "List my projects, or all for administrators, with their quota and use"}, s.listProjects)
+	add(s, route{"GET", "/projects/{id}/quota", "get-quota", JobsRead, "", 200, "People", "How many GPUs a project may hold at once, and how much of volumes"}, s.getQuota)
+	add(s, route{"PUT", "/projects/{id}/quota", "set-quota", Admin, "quota.set", 200, "People", "Set how many GPUs a project may hold at once, and how much of volumes"}, s.setQuota)
 	add(s, route{"GET", "/audit", "list-audit", Admin, "", 200, "People", "Who did what, newest first"}, s.listAudit)
 
 	add(s, route{"POST", "/jobs", "create-job", JobsWrite, "job.create", 201, "Jobs", "Make a job"}, s.createJob)

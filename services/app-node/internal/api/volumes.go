@@ -10,6 +10,7 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/lexicon"
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	"github.com/cosmicac/cosmicac/services/app-node/internal/quotas"
 )
 
 // VolumeState is how far a volume is.
@@ -107,9 +108,13 @@ type createVolumeOutput struct {
 
 func (s *Server) createVolume(ctx context.Context, in *createVolumeInput) (*createVolumeOutput, error) {
 	p, b := caller(ctx), in.Body
+	quota, err := s.Store.Quota(ctx, p.Personal())
+	if err != nil {
+		return nil, err
+	}
 	v, existed, err := s.Ork.CreateVolume(ctx, &orkv1.CreateVolumeRequest{
 		Name: b.Name, SizeGib: b.SizeGiB, StorageClass: b.StorageClass, Shared: b.Shared, RackId: b.RackID, Location: strings.ToLower(b.Location),
-		Owner: &orkv1.Owner{ProjectId: p.Personal(), UserId: p.User.ID},
+		Owner: &orkv1.Owner{ProjectId: p.Personal(), UserId: p.User.ID}, Quota: quotas.Wire(quota),
 	})
 	if err != nil {
 		return nil, err

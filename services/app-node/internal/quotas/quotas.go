@@ -1,4 +1,4 @@
-// Package quotas tells the orchestrator how many GPUs each project may hold. The
+// Package quotas tells the orchestrator how many GPUs and how much of volumes each project may hold. The
 // setting is in package store; the orchestrator admits by it. It counts nothing
 // and refuses nothing.
 package quotas
@@ -70,7 +70,7 @@ func (t *Teller) Run(ctx context.Context) error {
 			pause = firstPause
 		} else {
 			if pause == firstPause {
-				t.log.Warn("wrk-ork could not be told the projects' GPU quotas; it goes on with those that it knows", "error", err)
+				t.log.Warn("wrk-ork could not be told the projects' quotas; it goes on with those that it knows", "error", err)
 			}
 			wait = time.After(pause/2 + rand.N(pause/2+1))
 			pause = min(2*pause, longPause)
@@ -100,5 +100,5 @@ func (t *Teller) tell(ctx context.Context) error {
 
 // Wire is a quota in the orchestrator's words.
 func Wire(q store.Quota) *orkv1.ProjectQuota {
-	return &orkv1.ProjectQuota{ProjectId: q.ProjectID, Revision: q.Revision, Unlimited: q.Unlimited, MaximumGpus: q.MaximumGPUs}
+	return &orkv1.ProjectQuota{ProjectId: q.ProjectID, Revision: q.Revision, Unlimited: q.Unlimited, MaximumGpus: q.MaximumGPUs, MaximumVolumeGib: q.MaximumVolumeGiB}
 }

@@ -20,7 +20,7 @@ type ProjectRow struct {
 func (s *Store) Projects(ctx context.Context, userID, after string, limit int) (all []ProjectRow, err error) {
 	err = s.read(ctx, func(tx *sql.Tx) error {
 		all = nil
-		rows, err := tx.QueryContext(ctx, `SELECT p.id, p.maximum_gpus, p.quota_revision, p.name, group_concat(u.email, char(10) ORDER BY u.email)
+		rows, err := tx.QueryContext(ctx, `SELECT p.id, p.maximum_gpus, p.maximum_volume_gib, p.quota_revision, p.name, group_concat(u.email, char(10) ORDER BY u.email)
 			FROM projects p JOIN memberships m ON m.project_id = p.id JOIN users u ON u.id = m.user_id
 			WHERE u.deleted_at IS NULL AND p.id > ? AND (? = '' OR p.id IN (SELECT project_id FROM memberships WHERE user_id = ?))
 			GROUP BY p.id ORDER BY p.id LIMIT ?`, after, userID, userID, limit)

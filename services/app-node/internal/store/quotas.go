@@ -6,24 +6,27 @@ import (
 	"time"
 )
 
-// Quota is how many GPUs the jobs of a project may hold at once.
+// Quota is how many GPUs the jobs of a project may hold at once, and how much its
+// volumes together.
 type Quota struct {
 	ProjectID string
 	// Unlimited: MaximumGPUs says nothing.
 	Unlimited   bool
 	MaximumGPUs uint32
+	// MaximumVolumeGiB is nil for no bound.
+	MaximumVolumeGiB *uint64
 	// Revision grows with every change.
 	Revision uint64
 }
 
-const quotaColumns = "id, maximum_gpus, quota_revision"
+const quotaColumns = "id, maximum_gpus, maximum_volume_gib, quota_revision"
 
 // scanQuota reads quotaColumns, and what was selected beside them into more.
 func scanQuota(row scanner, more ...any) (Quota, error) {
 	var q Quota
 	var maximum sql.NullInt64
 	var revision int64
-	err := row.Scan(append([]any{&q.ProjectID, &maximum, &revision}, more...)...)
+	err := row.Scan(append([]any{&q.ProjectID, &maximum, &q.MaximumVolumeGiB, &revision}, more...)...)
 	q.Unlimited, q.MaximumGPUs, q.Revision = !maximum.Valid, uint32(maximum.Int64), uint64(revision)
 	return q, err
 }
@@ -51,17 +54,22 @@ func (s *Store) Quotas(ctx context.Context) (all []Quota, err error) {
 	return all, err
 }
 
-// SetQuota changes the quota of a project; maximum is nil for no bound. The new
+// QuotaChange is what becomes of a quota.
+type QuotaChange struct {
+	// MaximumGPUs and MaximumVolumeGiB are nil for no bound.
+	MaximumGPUs      *uint32
+	MaximumVolumeGiB *uint64
+	// KeepVolumes leaves the bound of volumes as it is.
+	KeepVolumes bool
+}
+
+// SetQuota changes the quota of a project. The new
 // revision is at least the time in milliseconds, so that it is above every one of
 // before, also in a database that was restored from an older backup.
-func (s *Store) SetQuota(ctx context.Context, projectID string, maximum *uint32, now time.Time) (q Quota, err error) {
-	var value any
-	if maximum != nil {
-		value = int64(*maximum)
-	}
+func (s *Store) SetQuota(ctx context.Context, projectID string, to QuotaChange, now time.Time) (q Quota, err error) {
 	err = s.write(ctx, func(tx *sql.Tx) error {
-		q, err = scanQuota(tx.QueryRowContext(ctx, "UPDATE projects SET maximum_gpus = ?, quota_revision = max(quota_revision + 1, ?) WHERE id = ? RETURNING "+quotaColumns,
-			value, milliseconds(now), projectID))
+		q, err = scanQuota(tx.QueryRowContext(ctx, "UPDATE projects SET maximum_gpus = ?, maximum_volume_gib = iif(?, maximum_volume_gib, ?), quota_revision = max(quota_revision + 1, ?) WHERE id = ? RETURNING "+quotaColumns,
+			to.MaximumGPUs, to.KeepVolumes, to.MaximumVolumeGiB, milliseconds(now), projectID))
 		return notFound(err, "project")
 	})
 	return q, err

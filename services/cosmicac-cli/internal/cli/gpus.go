@@ -62,16 +62,18 @@ func (e *environment) gpusCommand() *cobra.Command {
 
 // quota is a project's quota as the API shows it.
 type quota struct {
-	ProjectID   string  `json:"project_id"`
-	MaximumGPUs *uint32 `json:"maximum_gpus"`
-	HeldGPUs    *uint32 `json:"held_gpus"`
-	Admitted    bool    `json:"admitted"`
+	ProjectID        string  `json:"project_id"`
+	MaximumGPUs      *uint32 `json:"maximum_gpus"`
+	HeldGPUs         *uint32 `json:"held_gpus"`
+	MaximumVolumeGiB *uint64 `json:"maximum_volume_gib"`
+	HeldVolumeGiB    *uint64 `json:"held_volume_gib"`
+	Admitted         bool    `json:"admitted"`
 }
 
 func (e *environment) quotaCommand() *cobra.Command {
-	var set string
+	var set, volumes string
 	c := &cobra.Command{
-		Use: "quota [PROJECT]", Short: "How many GPUs a project may hold at once; administrators set it", Args: cobra.MaximumNArgs(1),
+		Use: "quota [PROJECT]", Short: "How many GPUs a project may hold at once, and how much of volumes; administrators set it", Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			api, err := e.client()
 			if err != nil {
@@ -91,19 +93,35 @@ func (e *environment) quotaCommand() *cobra.Command {
 					projects = append(projects, p.ID)
 				}
 			}
-			method, body := "GET", any(nil)
-			if set != "" {
+			change := map[string]any{}
+			for field, flag := range map[string]struct{ name, value, unit string }{
+				"maximum_gpus": {"--set", set, "a number of GPUs"}, "maximum_volume_gib": {"--volume-gib", volumes, "a number of GiB"},
+			} {
+				if flag.value == "" {
+					continue
+				}
 				if len(args) == 0 {
-					return usageError{fmt.Errorf("--set needs the project that it is for")}
+					return usageError{fmt.Errorf("%s needs the project that it is for", flag.name)}
 				}
-				method, body = "PUT", map[string]any{"maximum_gpus": nil}
-				if set != "none" {
-					n, err := strconv.ParseUint(set, 10, 32)
+				change[field] = nil
+				if flag.value != "none" {
+					n, err := strconv.ParseUint(flag.value, 10, 32)
 					if err != nil {
-						return usageError{fmt.Errorf("--set %q: must be a number of GPUs, or none for no bound", set)}
+						return usageError{fmt.Errorf("%s %q: must be %s, or none for no bound", flag.name, flag.value, flag.unit)}
 					}
-					body = map[string]any{"maximum_gpus": n}
+					change[field] = n
 				}
+			}
+			method, body := "GET", any(nil)
+			if len(change) > 0 {
+				if set == "" {
+					var is quota
+					if err := api.Call(cmd.Context(), "GET", "/api/v1/projects/"+url.PathEscape(args[0])+"/quota", nil, nil, nil, &is); err != nil {
+						return err
+					}
+					change["maximum_gpus"] = is.MaximumGPUs
+				}
+				method, body = "PUT", change
 			}
 			list := []quota{}
 			for _, id := range projects {
@@ -114,25 +132,28 @@ func (e *environment) quotaCommand() *cobra.Command {
 				list = append(list, q)
 			}
 			return e.print(map[string]any{"quotas": list}, func(t *tableWriter) {
-				t.row("PROJECT", "MAXIMUM", "HELD", "NOTE")
+				t.row("PROJECT", "GPUS", "HELD", "VOLUME GIB", "HELD", "NOTE")
 				for _, q := range list {
-					maximum, held, note := "none", "-", "-"
-					if q.MaximumGPUs != nil {
-						maximum = strconv.Itoa(int(*q.MaximumGPUs))
-					}
-					if q.HeldGPUs != nil {
-						held = strconv.Itoa(int(*q.HeldGPUs))
-					}
+					note := "-"
 					if !q.Admitted {
 						note = "the orchestrator has not been told yet"
 					}
-					t.row(q.ProjectID, maximum, held, note)
+					t.row(q.ProjectID, orWord(q.MaximumGPUs, "none"), orWord(q.HeldGPUs, "-"), orWord(q.MaximumVolumeGiB, "none"), orWord(q.HeldVolumeGiB, "-"), note)
 				}
 			})
 		},
 	}
 	c.Flags().StringVar(&set, "set", "", "a number of GPUs, or none for no bound")
+	c.Flags().StringVar(&volumes, "volume-gib", "", "how much its volumes may hold together, GiB, or none for no bound")
 	return c
+}
+
+// orWord is a number as text, or a word where there is none.
+func orWord[N uint32 | uint64](n *N, word string) string {
+	if n == nil {
+		return word
+	}
+	return strconv.FormatUint(uint64(*n), 10)
 }
 
 // printPlan prints where a job would run, or every reason why it would not.

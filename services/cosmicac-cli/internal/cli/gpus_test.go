@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"io"
 	"net/http"
 	"strings"
 	"testing"
@@ -52,16 +53,22 @@ func TestWhatIsAvailableSaysWhereAndWhoWaits(t *testing.T) {
 
 func TestAQuotaIsSetForTheProjectThatIsNamed(t *testing.T) {
 	t.Parallel()
-	asked := ""
+	asked, sent := "", ""
 	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		asked = r.Method + " " + r.URL.Path
-		answer(200, `{"project_id":"p-1","maximum_gpus":4,"held_gpus":3,"admitted":true}`)(w, r)
+		body, _ := io.ReadAll(r.Body)
+		asked, sent = r.Method+" "+r.URL.Path, string(body)
+		answer(200, `{"project_id":"p-1","maximum_gpus":4,"held_gpus":3,"maximum_volume_gib":500,"held_volume_gib":120,"admitted":true}`)(w, r)
 	})
 	status, out, errOut := run(t, api, "", "gpus", "quota", "p-1", "--set", "4")
 	if status != 0 || asked != "PUT /api/v1/projects/p-1/quota" || !strings.Contains(out, "p-1") {
 		t.Errorf("exit %d after %s: %s %s", status, asked, out, errOut)
 	}
-	for _, args := range [][]string{{"gpus", "quota", "--set", "4"}, {"gpus", "quota", "p-1", "--set", "few"}} {
+	// The bound of GPUs stays where only that of volumes is given.
+	if status, out, errOut := run(t, api, "", "gpus", "quota", "p-1", "--volume-gib", "none"); status != 0 || sent != `{"maximum_gpus":4,"maximum_volume_gib":null}` ||
+		!strings.Contains(out, "500") || !strings.Contains(out, "120") {
+		t.Errorf("exit %d after sending %s: %s %s", status, sent, out, errOut)
+	}
+	for _, args := range [][]string{{"gpus", "quota", "--set", "4"}, {"gpus", "quota", "--volume-gib", "4"}, {"gpus", "quota", "p-1", "--volume-gib", "much"}, {"gpus", "quota", "p-1", "--set", "few"}} {
 		if status, _, _ := run(t, api, "", args...); status != 2 {
 			t.Errorf("%v: exit %d", args, status)
 		}

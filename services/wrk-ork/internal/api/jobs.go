@@ -52,17 +52,8 @@ func (s *Jobs) CreateJob(ctx context.Context, req *orkv1.CreateJobRequest) (*ork
 	if err := together(err, priced(req.Spec, req.Price), spec.Owner(req.Owner), spec.IdempotencyKey(req.IdempotencyKey)); err != nil {
 		return nil, err
 	}
-	if req.Quota != nil {
-		if err := checkQuota("quota", req.Quota); err != nil {
-			return nil, err
-		}
-		if req.Quota.ProjectId != req.Owner.GetProjectId() {
-			return nil, fault.New(fault.Invalid, "the quota is not that of the job's project").
-				With(fault.Detail{Field: "quota.project_id", Rule: "is the owner's project"})
-		}
-		if err := s.Store.PutQuotas(ctx, []*orkv1.ProjectQuota{req.Quota}); err != nil {
-			return nil, err
-		}
+	if err := keepQuota(ctx, s.Store, req.Quota, req.Owner); err != nil {
+		return nil, err
 	}
 	if req.DryRun {
 		return s.dryRun(ctx, checked, req.Owner)

@@ -48,7 +48,26 @@ func (s *Quotas) GetQuota(ctx context.Context, req *orkv1.GetQuotaRequest) (*ork
 	if err != nil {
 		return nil, err
 	}
-	return &orkv1.GetQuotaResponse{Quota: q, HeldGpus: held}, nil
+	volumes, err := s.Store.HeldVolumes(ctx, req.ProjectId)
+	if err != nil {
+		return nil, err
+	}
+	return &orkv1.GetQuotaResponse{Quota: q, HeldGpus: held, HeldVolumeGib: volumes}, nil
+}
+
+// keepQuota keeps the quota that came with a request of its project, if one came.
+func keepQuota(ctx context.Context, store *record.Store, q *orkv1.ProjectQuota, owner *orkv1.Owner) error {
+	if q == nil {
+		return nil
+	}
+	if err := checkQuota("quota", q); err != nil {
+		return err
+	}
+	if q.ProjectId != owner.GetProjectId() {
+		return fault.New(fault.Invalid, "the quota is not that of the owner's project").
+			With(fault.Detail{Field: "quota.project_id", Rule: "is the owner's project"})
+	}
+	return store.PutQuotas(ctx, []*orkv1.ProjectQuota{q})
 }
 
 func checkQuota(field string, q *orkv1.ProjectQuota) error {

@@ -41,6 +41,9 @@ func (s *Volumes) CreateVolume(ctx context.Context, req *orkv1.CreateVolumeReque
 	if err := spec.Volume(req); err != nil {
 		return nil, err
 	}
+	if err := keepQuota(ctx, s.Store, req.Quota, req.Owner); err != nil {
+		return nil, err
+	}
 	asked := &orkv1.Volume{
 		Id: s.NewID(id.Volume), Name: req.Name, Owner: &orkv1.Owner{ProjectId: req.Owner.GetProjectId(), UserId: req.Owner.GetUserId()},
 		SizeGib: req.SizeGib, StorageClass: req.StorageClass, Shared: req.Shared, RackId: req.RackId, Location: req.Location,

@@ -28,10 +28,10 @@ func (s *Store) PutQuotas(ctx context.Context, quotas []*orkv1.ProjectQuota) err
 	}
 	return s.write(ctx, func(tx *sql.Tx) error {
 		for _, q := range newer {
-			if _, err := tx.ExecContext(ctx, `INSERT INTO quotas (project_id, revision, unlimited, maximum_gpus) VALUES (?, ?, ?, ?)
+			if _, err := tx.ExecContext(ctx, `INSERT INTO quotas (project_id, revision, unlimited, maximum_gpus, maximum_volume_gib) VALUES (?, ?, ?, ?, ?)
 				ON CONFLICT (project_id) DO UPDATE SET revision = excluded.revision, unlimited = excluded.unlimited,
-					maximum_gpus = excluded.maximum_gpus WHERE excluded.revision > quotas.revision`,
-				q.ProjectId, int64(q.Revision), flag(q.Unlimited), q.MaximumGpus); err != nil {
+					maximum_gpus = excluded.maximum_gpus, maximum_volume_gib = excluded.maximum_volume_gib WHERE excluded.revision > quotas.revision`,
+				q.ProjectId, int64(q.Revision), flag(q.Unlimited), q.MaximumGpus, q.MaximumVolumeGib); err != nil {
 				return err
 			}
 		}
@@ -44,14 +44,14 @@ func (s *Store) Quotas(ctx context.Context) (map[string]*orkv1.ProjectQuota, err
 	out := make(map[string]*orkv1.ProjectQuota)
 	err := s.read(ctx, func(tx *sql.Tx) error {
 		clear(out)
-		rows, err := tx.QueryContext(ctx, `SELECT project_id, revision, unlimited, maximum_gpus FROM quotas`)
+		rows, err := tx.QueryContext(ctx, `SELECT project_id, revision, unlimited, maximum_gpus, maximum_volume_gib FROM quotas`)
 		if err != nil {
 			return err
 		}
 		defer rows.Close()
 		for rows.Next() {
 			q := &orkv1.ProjectQuota{}
-			if err := rows.Scan(&q.ProjectId, &q.Revision, &q.Unlimited, &q.MaximumGpus); err != nil {
+			if err := rows.Scan(&q.ProjectId, &q.Revision, &q.Unlimited, &q.MaximumGpus, &q.MaximumVolumeGib); err != nil {
 				return err
 			}
 			out[q.ProjectId] = q
@@ -73,8 +73,8 @@ func (s *Store) Quota(ctx context.Context, projectID string) (q *orkv1.ProjectQu
 
 func quotaOf(ctx context.Context, tx *sql.Tx, projectID string) (*orkv1.ProjectQuota, uint32, error) {
 	q := &orkv1.ProjectQuota{ProjectId: projectID}
-	err := tx.QueryRowContext(ctx, `SELECT revision, unlimited, maximum_gpus FROM quotas WHERE project_id = ?`, projectID).
-		Scan(&q.Revision, &q.Unlimited, &q.MaximumGpus)
+	err := tx.QueryRowContext(ctx, `SELECT revision, unlimited, maximum_gpus, maximum_volume_gib FROM quotas WHERE project_id = ?`, projectID).
+		Scan(&q.Revision, &q.Unlimited, &q.MaximumGpus, &q.MaximumVolumeGib)
 	switch {
 	case notFound(err):
 		q = nil

@@ -131,6 +131,9 @@ func (s *Store) CreateVolume(ctx context.Context, v *orkv1.Volume, pick func() (
 		if n >= mostVolumes {
 			return fault.New(fault.Exhausted, "project %s has %d volumes, and at most %d are allowed; delete one first", v.Owner.GetProjectId(), n, mostVolumes)
 		}
+		if err := admitVolume(ctx, tx, v); err != nil {
+			return err
+		}
 		rackID := v.RackId
 		if rackID == "" {
 			if rackID, err = pick(); err != nil {
