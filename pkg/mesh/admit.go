@@ -51,6 +51,7 @@ func (n *Node) introduce(ctx context.Context, s *session) error {
 }
 
 func (n *Node) introduceOnce(ctx context.Context, s *session) error {
+	s.shows(n.shows())
 	if err := n.unjoined(s); err != nil {
 		return err
 	}
@@ -145,6 +146,7 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 		n.refused(s, err)
 		return err
 	}
+	s.shows(n.shows())
 	if err := n.unjoined(s); err != nil {
 		// No refusal of the peer: it may come again once this node has joined.
 		_ = frame.Write(stream, refusal(err))
@@ -179,6 +181,13 @@ func (n *Node) answer(stream network.Stream, s *session) error {
 	n.learnKey(caller, theirs.GetNetworkKey())
 	s.welcomed()
 	return nil
+}
+
+// shows is what this node shows of itself now.
+func (n *Node) shows() shown {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return shown{roster: n.rosterVersion(), credential: n.credentials}
 }
 
 // unjoined is the refusal of a node that holds a join token and no certificate:

@@ -43,6 +43,7 @@ type dials struct {
 
 type dialing struct {
 	search  *search
+	shows   shown // when it began
 	done    chan struct{}
 	session *session
 	err     error
@@ -60,21 +61,35 @@ func newDials() *dials {
 
 // connect returns a session that is admitted both ways, dialing if there is none.
 func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
+	for {
+		shows := n.shows()
+		s, began, err := n.connectOnce(ctx, p)
+		// A dial that others began may have been refused for what this node showed then.
+		if !final(err) || began == shows || ctx.Err() != nil {
+			return s, err
+		}
+	}
+}
+
+// connectOnce is connect by one dial; began is what this node showed when that began.
+func (n *Node) connectOnce(ctx context.Context, p peer.ID) (s *session, began shown, err error) {
 	if p == n.id {
-		return nil, fault.New(fault.Invalid, "connect to %s: it is this node itself", p)
+		return nil, n.shows(), fault.New(fault.Invalid, "connect to %s: it is this node itself", p)
 	}
 	if s := n.sessions.best(p); s != nil {
-		return n.unsuspected(ctx, s)
+		s, err := n.unsuspected(ctx, s)
+		return s, n.shows(), err
 	}
+	shows := n.shows()
 	n.dials.mu.Lock()
 	d := n.dials.running[p]
 	if d == nil {
 		done, ok := n.work()
 		if !ok {
 			n.dials.mu.Unlock()
-			return nil, fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
+			return nil, shows, fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
 		}
-		d = &dialing{search: newSearch(n, p), done: make(chan struct{})}
+		d = &dialing{search: newSearch(n, p), shows: shows, done: make(chan struct{})}
 		n.dials.running[p] = d
 		var pause time.Duration
 		if f := n.dials.failed[p]; f != nil {
@@ -88,13 +103,13 @@ func (n *Node) connect(ctx context.Context, p peer.ID) (*session, error) {
 	n.dials.mu.Unlock()
 	select {
 	case <-d.done:
-		return d.session, d.err
+		return d.session, d.shows, d.err
 	case <-ctx.Done():
 		if ctx.Err() == context.DeadlineExceeded {
 			// Nothing was sent, so this is more than a missing answer.
-			return nil, fault.New(fault.Unreachable, "reach %s%s: no connection when the deadline came%s", p, n.named(p), d.search.lines())
+			return nil, d.shows, fault.New(fault.Unreachable, "reach %s%s: no connection when the deadline came%s", p, n.named(p), d.search.lines())
 		}
-		return nil, ctxFault(ctx, "connect to", p)
+		return nil, d.shows, ctxFault(ctx, "connect to", p)
 	}
 }
 
@@ -299,18 +314,25 @@ func (n *Node) dial(ctx context.Context, p peer.ID) (*session, error) {
 	// Pauses between tries are this package's; the library's would shun a
 	// restarted peer for minutes.
 	n.swarm().Backoff().Clear(p)
-	conn, err := n.host.Network().DialPeer(network.WithAllowLimitedConn(ctx, "mesh"), p)
-	if err != nil {
-		return nil, err
+	for {
+		conn, err := n.host.Network().DialPeer(network.WithAllowLimitedConn(ctx, "mesh"), p)
+		if err != nil {
+			return nil, err
+		}
+		s := n.sessions.dialed(conn)
+		if s == nil {
+			return nil, fault.New(fault.Unreachable, "the connection to %s ended at once", p)
+		}
+		if err = s.wait(ctx); err == nil {
+			return s, nil
+		}
+		// The library gives a connection that stands before it makes one, and that may be
+		// one that is refused, or was a moment ago, for what this node showed then.
+		if !s.outdated(n.shows()) {
+			return nil, err
+		}
+		_ = conn.Close()
 	}
-	s := n.sessions.dialed(conn)
-	if s == nil {
-		return nil, fault.New(fault.Unreachable, "the connection to %s ended at once", p)
-	}
-	if err := s.wait(ctx); err != nil {
-		return nil, err
-	}
-	return s, nil
 }
 
 // dialByRelay dials through the relays at the bootstraps.

@@ -69,18 +69,19 @@ type Node struct {
 	server  *rpc.Server // members and agents
 	small   *rpc.Server // everyone else: small messages, few calls
 
-	mu       sync.Mutex
-	cred     Credential
-	clients  map[peer.ID]*client
-	former   []*client // whose peers are called over better connections now
-	handlers map[string]handler
-	services []string // full names
-	keeping  map[peer.ID]*keeping
-	bringing map[peer.ID]struct{} // members, see bringNext
-	started  bool
-	closing  bool
-	workers  sync.WaitGroup // guarded by closing
-	sequence uint64         // of the last card
+	mu          sync.Mutex
+	cred        Credential
+	credentials uint64 // how often cred was set
+	clients     map[peer.ID]*client
+	former      []*client // whose peers are called over better connections now
+	handlers    map[string]handler
+	services    []string // full names
+	keeping     map[peer.ID]*keeping
+	bringing    map[peer.ID]struct{} // members, see bringNext
+	started     bool
+	closing     bool
+	workers     sync.WaitGroup // guarded by closing
+	sequence    uint64         // of the last card
 
 	listening chan struct{} // closed by Start once it listens
 
@@ -156,6 +157,7 @@ func (n *Node) Addresses() []string {
 func (n *Node) SetCredential(c Credential) {
 	n.mu.Lock()
 	n.cred = c
+	n.credentials++
 	n.mu.Unlock()
 	poke(n.bootstrapsNow)
 	for _, s := range n.sessions.all() {

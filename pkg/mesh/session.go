@@ -45,6 +45,7 @@ type session struct {
 	mu         sync.Mutex
 	who        *Caller // the peer, once this node admitted it
 	credential *meshv1.Credential
+	shown      shown         // what this node showed in the last dialogue
 	welcome    bool          // the peer admitted this node
 	err        error         // the refusal or the end
 	known      chan struct{} // closed when who or err is set
@@ -122,6 +123,24 @@ func (s *session) admit(c Caller, shown *meshv1.Credential) {
 	if s.welcome {
 		closeOnce(s.settled)
 	}
+}
+
+// shown tells apart what a node shows of itself at different times: a refusal counts
+// for what was shown, and says nothing once that has changed.
+type shown struct{ roster, credential uint64 }
+
+// shows records what this node shows in a dialogue that begins.
+func (s *session) shows(what shown) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shown = what
+}
+
+// outdated tells whether the session was refused for what this node no longer shows.
+func (s *session) outdated(now shown) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return final(s.err) && s.shown != now
 }
 
 // welcomed records that the peer admitted this node.
