@@ -498,8 +498,11 @@ type Report struct {
 	// For how long no sample showed any GPU at work, by the agent's own
 	// monotonic clock; counted from its start.
 	GpuIdleSeconds uint32 `protobuf:"varint,12,opt,name=gpu_idle_seconds,json=gpuIdleSeconds,proto3" json:"gpu_idle_seconds,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// With PHASE_FAILED: another attempt would fail in the same way, since the model
+	// does not exist or may not be had.
+	Final         bool `protobuf:"varint,13,opt,name=final,proto3" json:"final,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Report) Reset() {
@@ -614,6 +617,13 @@ func (x *Report) GetGpuIdleSeconds() uint32 {
 		return x.GpuIdleSeconds
 	}
 	return 0
+}
+
+func (x *Report) GetFinal() bool {
+	if x != nil {
+		return x.Final
+	}
+	return false
 }
 
 // Gpu is one card as the guest sees it.
@@ -1012,7 +1022,7 @@ const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\venvironment\x18\x06 \x03(\v2*.cosmicac.agent.v1.Engine.EnvironmentEntryR\venvironment\x1a>\n" +
 	"\x10EnvironmentEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xd0\x03\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xe6\x03\n" +
 	"\x06Report\x12\x1a\n" +
 	"\bsequence\x18\x01 \x01(\x04R\bsequence\x12.\n" +
 	"\x05phase\x18\x02 \x01(\x0e2\x18.cosmicac.agent.v1.PhaseR\x05phase\x12\x18\n" +
@@ -1026,7 +1036,8 @@ const file_cosmicac_agent_v1_agent_proto_rawDesc = "" +
 	"\tsimulated\x18\n" +
 	" \x01(\bR\tsimulated\x12\"\n" +
 	"\rgpu_use_known\x18\v \x01(\bR\vgpuUseKnown\x12(\n" +
-	"\x10gpu_idle_seconds\x18\f \x01(\rR\x0egpuIdleSeconds\"I\n" +
+	"\x10gpu_idle_seconds\x18\f \x01(\rR\x0egpuIdleSeconds\x12\x14\n" +
+	"\x05final\x18\r \x01(\bR\x05final\"I\n" +
 	"\x03Gpu\x12\x12\n" +
 	"\x04uuid\x18\x01 \x01(\tR\x04uuid\x12\x14\n" +
 	"\x05model\x18\x02 \x01(\tR\x05model\x12\x18\n" +
