@@ -49,7 +49,7 @@ function VolumeCard({ volume, write }: { volume: Volume; write: boolean }) {
   const detaching = asking !== null && typeof asking === 'object' ? asking : null;
   return (
     <Card withBorder component="section" aria-label={`Volume ${volume.name}`} data-testid={`volume-${volume.name}`}>
-      <Group justify="space-between" align="flex-start">
+      <Group justify="space-between" align="flex-start" mb={4}>
         <Group gap="xs">
           <Text fw={600}>{volume.name}</Text>
           <Badge variant="light" color={colors[volume.state] ?? 'gray'} title={entry?.means}>{entry?.label ?? volume.state}</Badge>
@@ -57,7 +57,7 @@ function VolumeCard({ volume, write }: { volume: Volume; write: boolean }) {
         </Group>
         {write && volume.state !== 'deleting' && (
           <Group gap="xs">
-            <Button size="xs" variant="default" onClick={() => ask('attach')}>Attach…</Button>
+            {['creating', 'ready'].includes(volume.state) && <Button size="xs" variant="default" onClick={() => ask('attach')}>Attach…</Button>}
             <Button size="xs" variant="light" color="red" onClick={() => ask('delete')}>Delete…</Button>
           </Group>
         )}

@@ -320,6 +320,19 @@ func (f *fakeOrk) spec(jobID string) *orkv1.JobSpec {
 	return proto.Clone(f.jobs[jobID].GetSpec()).(*orkv1.JobSpec)
 }
 
+// UpdateJob takes every update as a new specification.
+func (f *fakeOrk) UpdateJob(_ context.Context, r *orkv1.UpdateJobRequest) (*orkv1.UpdateJobResponse, error) {
+	return &orkv1.UpdateJobResponse{Existed: r.GetIdempotencyKey() == "seen", Job: f.change(r.GetId(), func(j *orkv1.Job) {
+		j.SpecRevision++
+		if r.GetArguments() != nil {
+			j.Spec.Inference.Arguments = r.GetArguments().GetValues()
+		}
+		if r.GetReplicas() != 0 {
+			j.Spec.Inference.Replicas = r.GetReplicas()
+		}
+	})}, nil
+}
+
 func (f *fakeOrk) RestartJob(_ context.Context, r *orkv1.RestartJobRequest) (*orkv1.RestartJobResponse, error) {
 	return &orkv1.RestartJobResponse{Job: f.change(r.GetId(), func(j *orkv1.Job) {
 		j.State, j.Reason = orkv1.State_STATE_STOPPING, orkv1.Reason_REASON_RESTART_REQUESTED

@@ -71,9 +71,8 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*jobOutput,
 	if key == "" {
 		key = rand.Text()
 	}
-	if len(key) > 128 || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
-		return nil, fault.New(fault.Invalid, "the idempotency key is not valid").
-			With(fault.Detail{Field: "header.Idempotency-Key", Rule: "must have 1 to 128 printable ASCII characters"})
+	if err := checkIdempotencyKey(key); err != nil {
+		return nil, err
 	}
 	request, err := s.request(ctx, in.Body)
 	if err != nil {
@@ -91,6 +90,14 @@ func (s *Server) createJob(ctx context.Context, in *createJobInput) (*jobOutput,
 		out.Replayed = "true"
 	}
 	return out, nil
+}
+
+func checkIdempotencyKey(key string) error {
+	if len(key) > 128 || strings.ContainsFunc(key, func(r rune) bool { return r < ' ' || r > '~' }) {
+		return fault.New(fault.Invalid, "the idempotency key is not valid").
+			With(fault.Detail{Field: "header.Idempotency-Key", Rule: "must have 1 to 128 printable ASCII characters"})
+	}
+	return nil
 }
 
 // request is what the orchestrator is asked for: the job in its words, whose it is,

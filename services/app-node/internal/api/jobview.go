@@ -61,6 +61,7 @@ type Job struct {
 	UpdatedAt            *time.Time        `json:"updated_at,omitempty"`
 	DeleteRequestedAt    *time.Time        `json:"delete_requested_at,omitempty"`
 	Revision             uint64            `json:"revision" doc:"Grows with every change"`
+	SpecRevision         uint64            `json:"spec_revision" doc:"Of what was asked for: 1 at create, one more with each update"`
 	ReplicaList          []Replica         `json:"replica_list"`
 }
 
@@ -83,21 +84,22 @@ type Replica struct {
 
 // Attempt is one try to run a replica.
 type Attempt struct {
-	ID        string        `json:"id"`
-	Number    uint32        `json:"number"`
-	State     State         `json:"state"`
-	Reason    Reason        `json:"reason"`
-	Message   string        `json:"message"`
-	RackID    string        `json:"rack_id"`
-	AgentKey  string        `json:"agent_key"`
-	CreatedAt *time.Time    `json:"created_at,omitempty"`
-	RunningAt *time.Time    `json:"running_at,omitempty"`
-	EndedAt   *time.Time    `json:"ended_at,omitempty"`
-	ClaimedAt *time.Time    `json:"claimed_at,omitempty" doc:"GPUs are held from here"`
-	GoneAt    *time.Time    `json:"gone_at,omitempty" doc:"to here"`
-	Abandoned bool          `json:"abandoned" doc:"Its rack was removed by force; nobody can say whether it still runs"`
-	Gone      bool          `json:"gone" doc:"The cluster says that nothing of it is left"`
-	Nodes     []AttemptNode `json:"nodes"`
+	ID           string        `json:"id"`
+	Number       uint32        `json:"number"`
+	State        State         `json:"state"`
+	Reason       Reason        `json:"reason"`
+	Message      string        `json:"message"`
+	RackID       string        `json:"rack_id"`
+	AgentKey     string        `json:"agent_key"`
+	CreatedAt    *time.Time    `json:"created_at,omitempty"`
+	RunningAt    *time.Time    `json:"running_at,omitempty"`
+	EndedAt      *time.Time    `json:"ended_at,omitempty"`
+	ClaimedAt    *time.Time    `json:"claimed_at,omitempty" doc:"GPUs are held from here"`
+	GoneAt       *time.Time    `json:"gone_at,omitempty" doc:"to here"`
+	SpecRevision uint64        `json:"spec_revision" doc:"What it was made of"`
+	Abandoned    bool          `json:"abandoned" doc:"Its rack was removed by force; nobody can say whether it still runs"`
+	Gone         bool          `json:"gone" doc:"The cluster says that nothing of it is left"`
+	Nodes        []AttemptNode `json:"nodes"`
 }
 
 // AttemptNode is one VM of an attempt.
@@ -174,7 +176,7 @@ func (s *Server) job(j *orkv1.Job) Job {
 		State: stateName(j.GetState()), Reason: reasonName(j.GetReason()), Message: j.GetMessage(),
 		Conditions: []Condition{}, EndpointID: s.Watch.EndpointID(j.GetId()),
 		CreatedAt: stamp(j.GetCreatedAt()), UpdatedAt: stamp(j.GetUpdatedAt()), DeleteRequestedAt: stamp(j.GetDeleteRequestedAt()),
-		Revision: j.GetRevision(), ReplicaList: []Replica{},
+		Revision: j.GetRevision(), SpecRevision: j.GetSpecRevision(), ReplicaList: []Replica{},
 	}
 	if p := j.GetPrice(); p != nil {
 		out.PriceCents = &p.CentsPerGpuHour
@@ -201,7 +203,7 @@ func attempt(a *orkv1.Attempt) Attempt {
 	out := Attempt{ID: a.GetId(), Number: a.GetNumber(), State: stateName(a.GetState()), Reason: reasonName(a.GetReason()), Message: a.GetMessage(),
 		RackID: a.GetRackId(), AgentKey: a.GetAgentKey(), CreatedAt: stamp(a.GetCreatedAt()), RunningAt: stamp(a.GetRunningAt()),
 		EndedAt: stamp(a.GetEndedAt()), Gone: a.GetGone(), Nodes: []AttemptNode{},
-		ClaimedAt: stamp(a.GetClaimedAt()), GoneAt: stamp(a.GetGoneAt()), Abandoned: a.GetAbandoned()}
+		ClaimedAt: stamp(a.GetClaimedAt()), GoneAt: stamp(a.GetGoneAt()), Abandoned: a.GetAbandoned(), SpecRevision: a.GetSpecRevision()}
 	for _, n := range a.GetNodes() {
 		node := AttemptNode{NodeName: n.GetNodeName(), GPUCount: n.GetGpuCount(), VMIName: n.GetVmiName(), VMIUID: n.GetVmiUid(), Graph: []GraphNode{}, Ports: portAddresses(a, n)}
 		for _, g := range n.GetGraph() {

@@ -52,6 +52,7 @@ func (s *Server) routes() {
 	add(s, route{"POST", "/jobs/{id}/stop", "stop-job", JobsWrite, "job.stop", 200, "Jobs", "Stop a job, keep its disks"}, s.stopJob)
 	add(s, route{"POST", "/jobs/{id}/start", "start-job", JobsWrite, "job.start", 200, "Jobs", "Start a stopped job again"}, s.startJob)
 	add(s, route{"POST", "/jobs/{id}/restart", "restart-job", JobsWrite, "job.restart", 200, "Jobs", "End a job's attempts and have others follow"}, s.restartJob)
+	add(s, route{"POST", "/jobs/{id}/update", "update-job", JobsWrite, "job.update", 200, "Jobs", "Change a running Managed Inference Job, replica by replica"}, s.updateJob)
 	add(s, route{"POST", "/attempts/{id}/fence", "fence-attempt", Admin, "attempt.fence", 200, "Jobs", "Give up an attempt on a silent node, so that another may follow"}, s.fenceAttempt)
 	add(s, route{"DELETE", "/jobs/{id}", "delete-job", JobsWrite, "job.delete", 202, "Jobs", "Stop a job and remove its disks"}, s.deleteJob)
 	add(s, route{"GET", "/jobs/{id}/events", "stream-job", JobsRead, "", 200, "Jobs", "Follow a job as server-sent events"}, s.streamJob)

@@ -180,6 +180,11 @@ func (c *Client) ForgetRack(ctx context.Context, request *orkv1.ForgetRackReques
 	return r.GetAbandoned(), err
 }
 
+// UpdateJob gives a job another specification, replica by replica.
+func (c *Client) UpdateJob(ctx context.Context, request *orkv1.UpdateJobRequest) (*orkv1.UpdateJobResponse, error) {
+	return call(ctx, c, "UpdateJob", orkv1.NewJobsClient, orkv1.JobsClient.UpdateJob, request)
+}
+
 // RestartJob ends a job's attempts and has others follow.
 func (c *Client) RestartJob(ctx context.Context, id, actor string) (*orkv1.Job, error) {
 	r, err := call(ctx, c, "RestartJob", orkv1.NewJobsClient, orkv1.JobsClient.RestartJob, &orkv1.RestartJobRequest{Id: id, Actor: actor})

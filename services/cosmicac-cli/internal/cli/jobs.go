@@ -24,7 +24,7 @@ func (e *environment) jobsCommand() *cobra.Command {
 	c.AddCommand(e.jobsCreateCommand(), e.jobsListCommand(), e.jobsGetCommand(), e.jobsWaitCommand(), e.jobsHistoryCommand(), e.jobsLogsCommand(),
 		e.jobsActCommand("stop", "End the job's VMs; gives up its GPUs, keeps its disks"),
 		e.jobsActCommand("start", "Start a stopped or failed job again"),
-		e.jobsActCommand("restart", "End the job's VMs and have new ones follow; keeps its disks"), e.jobsDeleteCommand(), e.jobsFenceCommand(),
+		e.jobsActCommand("restart", "End the job's VMs and have new ones follow; keeps its disks"), e.jobsUpdateCommand(), e.jobsDeleteCommand(), e.jobsFenceCommand(),
 		e.jobsShellCommand(), e.jobsExecCommand(), e.sshProxyCommand())
 	return c
 }

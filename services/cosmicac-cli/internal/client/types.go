@@ -30,6 +30,7 @@ type Job struct {
 	Currency             string            `json:"currency"`
 	CostCents            uint64            `json:"cost_cents"`
 	Revision             uint64            `json:"revision"`
+	SpecRevision         uint64            `json:"spec_revision"`
 	ProjectID            string            `json:"project_id"`
 	UserID               string            `json:"user_id"`
 	State                string            `json:"state"`
@@ -68,15 +69,16 @@ type Replica struct {
 
 // Attempt is one try of a replica.
 type Attempt struct {
-	ID       string        `json:"id"`
-	Number   uint32        `json:"number"`
-	State    string        `json:"state"`
-	Reason   string        `json:"reason"`
-	Message  string        `json:"message"`
-	RackID   string        `json:"rack_id"`
-	AgentKey string        `json:"agent_key"`
-	Gone     bool          `json:"gone"`
-	Nodes    []AttemptNode `json:"nodes"`
+	ID           string        `json:"id"`
+	Number       uint32        `json:"number"`
+	State        string        `json:"state"`
+	Reason       string        `json:"reason"`
+	Message      string        `json:"message"`
+	RackID       string        `json:"rack_id"`
+	AgentKey     string        `json:"agent_key"`
+	Gone         bool          `json:"gone"`
+	SpecRevision uint64        `json:"spec_revision"`
+	Nodes        []AttemptNode `json:"nodes"`
 }
 
 // AttemptNode is one VM of an attempt.
@@ -136,6 +138,16 @@ type GraphNode struct {
 	Name    string `json:"name"`
 	State   string `json:"state"`
 	Message string `json:"message"`
+}
+
+// Condition is what stands beside the state under this kind, nil when it does not.
+func (j *Job) Condition(kind string) *Condition {
+	for i := range j.Conditions {
+		if j.Conditions[i].Kind == kind {
+			return &j.Conditions[i]
+		}
+	}
+	return nil
 }
 
 // Ended says whether the job is in an end state.

@@ -165,11 +165,11 @@ func (i *Inference) Drain(ctx context.Context) {
 // StopGrace lets answers that are under way finish.
 func (i *Inference) StopGrace() time.Duration { return drainGrace }
 
-// Describe adds the engine's load to a report.
+// Describe adds the engine's load to a report, and whether its failure is for good.
 func (i *Inference) Describe(r *agentv1.Report, _ *meshv1.Card) {
 	if r != nil {
 		s := i.engine.Status()
-		r.RequestsRunning, r.RequestsWaiting = s.Running, s.Waiting
+		r.RequestsRunning, r.RequestsWaiting, r.Final = s.Running, s.Waiting, s.Final
 	}
 }
 

@@ -110,6 +110,8 @@ type Status struct {
 	// ExitCode of the last engine that ended, and Ended how many did.
 	ExitCode int
 	Ended    int
+	// Final: it is given up since its model does not exist or may not be had.
+	Final bool
 }
 
 // Supervisor keeps an engine. It is safe for concurrent use.
@@ -210,7 +212,7 @@ func (s *Supervisor) Run(ctx context.Context) error {
 	}
 	failed, ever := 0, false
 	for {
-		ready, why := s.once(ctx)
+		ready, why, refusal := s.once(ctx)
 		if ctx.Err() != nil {
 			return nil
 		}
@@ -218,6 +220,14 @@ func (s *Supervisor) Run(ctx context.Context) error {
 			failed = 0
 		}
 		failed++
+		if !ever && refusal != "" {
+			s.change(func(st *Status) {
+				st.State, st.Final = Failed, true
+				st.Message = fmt.Sprintf("%s and its model cannot be had, so it is not started again; it said: %s", why, refusal)
+			})
+			<-ctx.Done()
+			return nil
+		}
 		if !ever && failed >= tries {
 			s.set(Failed, "%s, %d times and was never ready; it is not started again%s", why, failed, s.lastLine())
 			<-ctx.Done()
@@ -241,16 +251,18 @@ func (s *Supervisor) lastLine() string {
 	return ""
 }
 
-// once starts the engine and watches it to its end.
-func (s *Supervisor) once(ctx context.Context) (wasReady bool, why string) {
+// once starts the engine and watches it to its end. refusal is the hub's word that the
+// model cannot be had.
+func (s *Supervisor) once(ctx context.Context) (wasReady bool, why, refusal string) {
 	l, err := s.o.Prepare()
 	if err != nil {
-		return false, "the engine cannot be started: " + err.Error()
+		return false, "the engine cannot be started: " + err.Error(), ""
 	}
 	s.set(Starting, "the engine starts")
-	p, err := launch(l, s.o.Mark, s.o.Output)
+	output := &hub{to: s.o.Output}
+	p, err := launch(l, s.o.Mark, output)
 	if err != nil {
-		return false, "the engine cannot be started: " + err.Error()
+		return false, "the engine cannot be started: " + err.Error(), ""
 	}
 	s.o.Log.Info("engine started", "program", l.Path, "pid", p.cmd.Process.Pid)
 	w := &watch{s: s, p: p, prober: newProber(l), begun: s.o.Now()}
@@ -261,7 +273,7 @@ func (s *Supervisor) once(ctx context.Context) (wasReady bool, why string) {
 	if ctx.Err() != nil {
 		s.set(Starting, "the engine is stopped")
 		p.stop(context.WithoutCancel(ctx), s.o.Timing.Grace)
-		return w.ready, ""
+		return w.ready, "", ""
 	}
 	select {
 	case <-p.exited:
@@ -274,7 +286,7 @@ func (s *Supervisor) once(ctx context.Context) (wasReady bool, why string) {
 		st.ExitCode, st.Running, st.Waiting = p.code(), 0, 0
 		st.Ended++
 	})
-	return w.ready, why
+	return w.ready, why, output.refusal()
 }
 
 // watch looks at one running engine.

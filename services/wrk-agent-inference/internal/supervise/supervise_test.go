@@ -24,7 +24,8 @@ import (
 
 // The test binary is the engine when this is set to its folder. Files there steer it:
 // hang: completions hang; sick: health says 503; slow: not up yet; child: it has a
-// grandchild in a session of its own that holds a port.
+// grandchild in a session of its own that holds a port; hub: lines of what the hub answers,
+// one for each start, empty for well.
 const engineEnv = "COSMICAC_TEST_ENGINE"
 
 func TestMain(m *testing.M) {
@@ -45,6 +46,13 @@ func fakeEngine(dir, address string) int {
 	if exists(dir, "crash") {
 		fmt.Println("out of memory")
 		return 3
+	}
+	if answers := strings.Split(read(dir, "hub"), "\n"); len(read(dir, "starts")) <= len(answers) {
+		if answer := answers[len(read(dir, "starts"))-1]; answer != "" {
+			fmt.Println("huggingface_hub: " + answer)
+			fmt.Println("RuntimeError: Engine core initialization failed. See root cause above.")
+			return 1
+		}
 	}
 	if exists(dir, "child") {
 		l, err := net.Listen("tcp", "127.0.0.1:0")

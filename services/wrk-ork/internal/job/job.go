@@ -32,6 +32,13 @@ type Job struct {
 	ID    string
 	Spec  *orkv1.JobSpec
 	Owner *orkv1.Owner
+	// SpecRevision counts the specifications that the job was given, from 1. Former
+	// are those of before that a replica is still made of.
+	SpecRevision uint64
+	Former       []Former
+	// Update carries Spec from replica to replica; nil when none is under way and
+	// none was stopped.
+	Update *Update
 
 	Intent Intent
 	// IntentReason is what the attempts end with: stop_requested,
@@ -94,6 +101,8 @@ const (
 	ConditionAlert          = "alert"
 	ConditionAbandoned      = "abandoned"
 	ConditionDiskLost       = "disk_lost"
+	ConditionUpdating       = "updating"
+	ConditionUpdateStopped  = "update_stopped"
 )
 
 // Replica is one copy of the workload.
@@ -127,6 +136,8 @@ type Attempt struct {
 	Model string `json:"model,omitempty"`
 	// Plan counts the plans that were made; each has join tokens of its own.
 	Plan uint32 `json:"plan,omitempty"`
+	// SpecRevision is the specification that it is made of; 0 stands for 1.
+	SpecRevision uint64 `json:"spec_revision,omitempty"`
 	// Judged is set once placement looked at it with every rack reporting.
 	Judged bool `json:"judged,omitempty"`
 	// Sent: a proposal may have reached the worker, so it may hold something.
@@ -164,6 +175,10 @@ type Attempt struct {
 
 	// Recycle: it is to end, for this reason, and another attempt follows.
 	Recycle orkv1.Reason `json:"recycle,omitempty"`
+	// Final: its agent said that another attempt would fail alike.
+	Final bool `json:"final,omitempty"`
+	// Retire: it is to end, and its replica goes with it.
+	Retire bool `json:"retire,omitempty"`
 	// Stage is the furthest that the cluster came with starting it.
 	Stage workerv1.AttemptPhase `json:"stage,omitempty"`
 	// StartFailed: the cluster could not start it on its node, and neither image
@@ -357,12 +372,18 @@ func (a *Attempt) Clone() *Attempt {
 	return &c
 }
 
-// Clone copies the job. Spec, owner and price never change and are shared.
+// Clone copies the job. Specifications, owner and price are never changed in place
+// and are shared.
 func (j *Job) Clone() *Job {
 	c := *j
 	c.Conditions = slices.Clone(j.Conditions)
 	c.Touched = slices.Clone(j.Touched)
 	c.Volumes = slices.Clone(j.Volumes)
+	c.Former = slices.Clone(j.Former)
+	if j.Update != nil {
+		u := *j.Update
+		c.Update = &u
+	}
 	c.Replicas = nil
 	for _, r := range j.Replicas {
 		rc := *r

@@ -19,6 +19,7 @@ func (j *Job) View() *orkv1.Job {
 		DeleteRequestedAt: stamp(j.DeleteRequestedAt),
 		Revision:          j.Revision,
 		Price:             j.Price,
+		SpecRevision:      j.SpecRevision,
 	}
 	for _, c := range j.Conditions {
 		v.Conditions = append(v.Conditions, &orkv1.Condition{Kind: c.Kind, Message: c.Message, Since: stamp(c.Since)})
@@ -54,6 +55,7 @@ func (a *Attempt) View() *orkv1.Attempt {
 		SshHostKey: a.SSHHostKey, DefaultUser: a.DefaultUser,
 		Gone: a.Gone, Simulated: a.Simulated, AgentReady: a.AgentReady,
 		ClaimedAt: stamp(a.ClaimedAt), GoneAt: stamp(a.GoneAt), Abandoned: a.Abandoned.Set(),
+		SpecRevision: max(a.SpecRevision, 1),
 	}
 }
 

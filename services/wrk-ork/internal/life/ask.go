@@ -13,7 +13,7 @@ import (
 
 // New is a job as CreateJob records it: every replica queued.
 func New(spec *orkv1.JobSpec, owner *orkv1.Owner, now time.Time, id NewID) (*job.Job, []job.Event) {
-	j := &job.Job{ID: id("j"), Spec: spec, Owner: owner, CreatedAt: now, UpdatedAt: now, Actor: owner.GetUserId()}
+	j := &job.Job{ID: id("j"), Spec: spec, SpecRevision: 1, Owner: owner, CreatedAt: now, UpdatedAt: now, Actor: owner.GetUserId()}
 	replicas := uint32(1)
 	if j.Inference() {
 		j.EndpointID = id("ep")
@@ -68,7 +68,7 @@ func Start(was *job.Job, actor string, now time.Time, id NewID) (*job.Job, []job
 	}
 	j := was.Clone()
 	started := 0
-	for _, r := range j.Replicas {
+	for _, r := range j.Staying() {
 		a := r.Newest()
 		if a.State == stopping || (was.Intent == job.IntentStop && !job.Ended(a.State)) {
 			return nil, nil, fault.New(fault.FailedPrecondition, "job %s is still stopping; start it when it is stopped", was.ID)
@@ -103,7 +103,7 @@ func Restart(was *job.Job, actor string, now time.Time, id NewID) (*job.Job, []j
 		return nil, nil, err
 	}
 	j := was.Clone()
-	for _, r := range j.Replicas {
+	for _, r := range j.Staying() {
 		a := r.Newest()
 		switch {
 		case was.Intent == job.IntentStop && !job.Ended(a.State):

@@ -251,6 +251,7 @@ func stepLive(l Limits, j *job.Job, a *job.Attempt, seen Attempt, rack Rack, s S
 		stepStarting(l, j, a, seen, s)
 	case running:
 		if r := seen.Agent.Report; r.GetPhase() == agentv1.Phase_PHASE_FAILED {
+			a.Final = r.Final
 			end(a, failed, orkv1.Reason_REASON_ENGINE_FAILED, orText(r.Message, "the agent reported a failure"), s.Now)
 		} else if r != nil {
 			a.Message = bound(r.Message)
@@ -339,6 +340,7 @@ func stepStarting(l Limits, j *job.Job, a *job.Attempt, seen Attempt, s Sight) {
 			return
 		}
 	case agentv1.Phase_PHASE_FAILED:
+		a.Final = r.Final
 		end(a, failed, orkv1.Reason_REASON_ENGINE_FAILED, orText(r.Message, "the agent reported a failure"), s.Now)
 		return
 	}
@@ -450,6 +452,9 @@ func stop(j *job.Job, a *job.Attempt, now time.Time) {
 	switch j.Intent {
 	case job.IntentRun:
 		text = "is stopped to make room for a new attempt; " + keepsDisk(a.DiskLost.Set())
+		if a.Retire {
+			text = "is stopped: its replica is no longer needed"
+		}
 	case job.IntentDelete:
 		a.Reason, text = j.IntentReason, "gives up its GPUs and its disks"
 	default:
@@ -470,7 +475,11 @@ func finish(j *job.Job, a *job.Attempt, now time.Time) {
 		end(a, cancelled, j.IntentReason, "ended because the job is deleted", now)
 		return
 	case job.IntentRun:
-		end(a, stopped, a.Recycle, "stopped; a new attempt follows", now)
+		text := "stopped; a new attempt follows"
+		if a.Retire {
+			text = "stopped: its replica is no longer needed"
+		}
+		end(a, stopped, a.Recycle, text, now)
 		return
 	}
 	text := orText(j.IntentMessage, "stopped") + "; its root disk is kept and its GPUs are given up"

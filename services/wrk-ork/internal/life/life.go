@@ -33,6 +33,7 @@ const attemptsKept = 40
 // that led there. The job passed in is not changed.
 func Advance(l Limits, was *job.Job, s Sight, id NewID) (*job.Job, []job.Event) {
 	j := was.Clone()
+	dropRetired(j)
 	limit(j, s)
 	for _, r := range j.Replicas {
 		for _, a := range r.Attempts {
@@ -41,6 +42,7 @@ func Advance(l Limits, was *job.Job, s Sight, id NewID) (*job.Job, []job.Event) 
 		restart(l, j, r, s, id)
 		trim(j, r)
 	}
+	roll(j, s, id)
 	settle(j, s)
 	return j, events(was, j, s)
 }
@@ -56,9 +58,12 @@ func restart(l Limits, j *job.Job, r *job.Replica, s Sight, id NewID) {
 		r.StartFailures = 0
 	}
 	switch {
-	case j.Intent != job.IntentRun || !job.Ended(a.State):
+	case j.Intent != job.IntentRun || !job.Ended(a.State) || a.Retire || spoiled(j, a):
 	case a.Recycle != orkv1.Reason_REASON_UNSPECIFIED:
 		n := newAttempt(r, now, id)
+		if a.Recycle == orkv1.Reason_REASON_UPDATED {
+			n.SpecRevision = j.SpecRevision
+		}
 		n.Message = "follows attempt " + a.ID + ", which was stopped for it"
 	case a.FencedByOperator:
 		n := newAttempt(r, now, id)
@@ -66,7 +71,7 @@ func restart(l Limits, j *job.Job, r *job.Replica, s Sight, id NewID) {
 		n.Message = "follows attempt " + a.ID + ", which an operator gave up"
 	case a.StartFailed:
 		restartElsewhere(l, r, a, s, id)
-	case j.Inference() && a.State == failed && restartable(a.Reason):
+	case j.Inference() && a.State == failed && restartable(a.Reason) && !a.Final:
 		if !a.RunningAt.IsZero() && a.EndedAt.Sub(a.RunningAt) >= l.HealthyAfter {
 			r.Failures = 0
 		}
@@ -130,12 +135,13 @@ func restartable(r orkv1.Reason) bool {
 	return true
 }
 
+// newAttempt is of the specification of the one before; only an update changes that.
 func newAttempt(r *job.Replica, now time.Time, id NewID) *job.Attempt {
-	number := uint32(1)
+	number, revision := uint32(1), uint64(1)
 	if len(r.Attempts) > 0 {
-		number = r.Newest().Number + 1
+		number, revision = r.Newest().Number+1, r.Newest().SpecRevision
 	}
-	a := &job.Attempt{ID: id("a"), Number: number, State: queued, CreatedAt: now, Message: "waits for placement"}
+	a := &job.Attempt{ID: id("a"), Number: number, SpecRevision: revision, State: queued, CreatedAt: now, Message: "waits for placement"}
 	r.Attempts = append(r.Attempts, a)
 	return a
 }

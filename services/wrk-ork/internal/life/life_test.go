@@ -203,7 +203,7 @@ func TestDegradedNamesHowManyRun(t *testing.T) {
 	j, _ := runningJob(orkv1.JobKind_JOB_KIND_MANAGED_INFERENCE)
 	r := &job.Replica{ID: "r-2", Index: 1}
 	newAttempt(r, t0, newID())
-	j.Replicas = append(j.Replicas, r)
+	j.Spec.Inference.Replicas, j.Replicas = 2, append(j.Replicas, r)
 	settle(j, Sight{Now: t0})
 	if j.State != running || conditions(j)[job.ConditionDegraded] != "degraded 1/2" {
 		t.Errorf("%s %v", j.State, j.Conditions)

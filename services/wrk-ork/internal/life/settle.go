@@ -55,8 +55,14 @@ func settle(j *job.Job, s Sight) {
 		}
 		add(job.ConditionUnreachable, text, away.Unreachable.Since)
 	}
-	if j.State == running && up < len(j.Replicas) {
-		add(job.ConditionDegraded, fmt.Sprintf("degraded %d/%d", up, len(j.Replicas)), s.Now)
+	if j.State == running && up < j.Wanted() {
+		add(job.ConditionDegraded, fmt.Sprintf("degraded %d/%d", up, j.Wanted()), s.Now)
+	}
+	switch u := j.Update; {
+	case u.UnderWay():
+		add(job.ConditionUpdating, updating(j), u.StartedAt)
+	case u != nil:
+		add(job.ConditionUpdateStopped, u.Message, u.StoppedAt)
 	}
 	if draining != nil {
 		add(job.ConditionDraining, draining.Draining.Message, draining.Draining.Since)
@@ -168,6 +174,12 @@ func events(was, is *job.Job, s Sight) []job.Event {
 				add("ork", a.Idle.Message)
 			}
 		}
+	}
+	switch {
+	case is.Update != nil && !is.Update.UnderWay() && was.Update.UnderWay():
+		out = append(out, job.Event{AttemptID: is.Update.StoppedBy, State: is.State, Reason: is.Reason, Message: is.Update.Message, Actor: "ork"})
+	case was.Update.UnderWay() && is.Update == nil:
+		out = append(out, job.Event{State: is.State, Reason: is.Reason, Message: fmt.Sprintf("update finished: all of %d replicas are of specification %d", is.Wanted(), is.SpecRevision), Actor: "ork"})
 	}
 	if had, has := condition(was, job.ConditionAlert), condition(is, job.ConditionAlert); has != "" && had == "" {
 		out = append(out, job.Event{State: is.State, Reason: is.Reason, Message: "alert: " + has, Actor: "ork"})

@@ -27,7 +27,7 @@ type Seeds struct {
 func (l *Loop) request(j *job.Job, r *job.Replica, a *job.Attempt) *workerv1.ApplyAttemptRequest {
 	req := &workerv1.ApplyAttemptRequest{
 		AttemptId: a.ID, JobId: j.ID, ReplicaId: r.ID, ReplicaIndex: r.Index, AttemptNumber: a.Number,
-		Spec: j.Spec, ProjectId: j.Owner.GetProjectId(), Volumes: j.AttachedVolumes(),
+		Spec: j.SpecOf(a), ProjectId: j.Owner.GetProjectId(), Volumes: j.AttachedVolumes(),
 	}
 	common := l.o.Seeds()
 	simulated := false
@@ -47,27 +47,28 @@ func (l *Loop) request(j *job.Job, r *job.Replica, a *job.Attempt) *workerv1.App
 
 // seed is what one VM is born with, its token apart.
 func (s Seeds) seed(j *job.Job, r *job.Replica, a *job.Attempt, node uint32, n *orkv1.AttemptNode) *agentv1.Seed {
+	spec := j.SpecOf(a)
 	seed := &agentv1.Seed{
 		Version: seedVersion, NetworkId: s.NetworkID, RootKeys: s.RootKeys, Bootstraps: s.Bootstraps,
 		OrkKey: s.OrkKey, OrkAddresses: s.OrkAddresses,
 		JobId: j.ID, ReplicaId: r.ID, AttemptId: a.ID, RackId: a.RackID, NodeIndex: node,
-		DefaultUser: j.Spec.GetImage().GetDefaultUser(), GpuCount: n.GpuCount, GpuModel: a.Model,
-		SshAuthorizedKeys: j.Spec.SshAuthorizedKeys, Volumes: seedVolumes(j),
+		DefaultUser: spec.GetImage().GetDefaultUser(), GpuCount: n.GpuCount, GpuModel: a.Model,
+		SshAuthorizedKeys: spec.SshAuthorizedKeys, Volumes: seedVolumes(j),
 		Hostname: j.ID,
 	}
 	if len(j.Replicas) > 1 || len(a.Nodes) > 1 {
 		seed.Hostname = fmt.Sprintf("%s-r%d-n%d", j.ID, r.Index, node)
 	}
-	if inf := j.Spec.Inference; j.Inference() {
+	if inf := spec.Inference; j.Inference() {
 		seed.Engine = &agentv1.Engine{
 			Runtime: inf.Runtime, Model: inf.Model, ServedNames: inf.ServedNames, Arguments: inf.Arguments,
-			MaximumContextTokens: inf.MaximumContextTokens, Environment: j.Spec.Environment,
+			MaximumContextTokens: inf.MaximumContextTokens, Environment: spec.Environment,
 		}
 		if len(seed.Engine.ServedNames) == 0 {
 			seed.Engine.ServedNames = []string{inf.Model}
 		}
 	} else {
-		seed.Environment, seed.StartScript = j.Spec.Environment, j.Spec.StartScript
+		seed.Environment, seed.StartScript = spec.Environment, spec.StartScript
 	}
 	return seed
 }

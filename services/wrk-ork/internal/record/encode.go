@@ -24,6 +24,9 @@ type jobDoc struct {
 	FormerGPUTime     time.Duration   `json:"former_gpu_time,omitempty"`
 	Actor             string          `json:"actor,omitempty"`
 	EndpointID        string          `json:"endpoint_id,omitempty"`
+	SpecRevision      uint64          `json:"spec_revision,omitempty"`
+	Former            []former        `json:"former,omitempty"`
+	Update            *job.Update     `json:"update,omitempty"`
 	Reason            orkv1.Reason    `json:"reason,omitempty"`
 	Message           string          `json:"message,omitempty"`
 	Conditions        []job.Condition `json:"conditions,omitempty"`
@@ -41,8 +44,8 @@ type price struct {
 func docOf(j *job.Job) jobDoc {
 	d := jobDoc{
 		Intent: j.Intent, IntentReason: j.IntentReason, IntentMessage: j.IntentMessage, Actor: j.Actor, EndpointID: j.EndpointID,
-		FormerGPUTime: j.FormerGPUTime,
-		Reason:        j.Reason, Message: j.Message, Touched: j.Touched,
+		FormerGPUTime: j.FormerGPUTime, SpecRevision: j.SpecRevision, Former: formersOf(j), Update: j.Update,
+		Reason: j.Reason, Message: j.Message, Touched: j.Touched,
 		CreatedAt: j.CreatedAt.UTC(), UpdatedAt: j.UpdatedAt.UTC(), DeleteRequestedAt: j.DeleteRequestedAt.UTC(),
 	}
 	if j.Price != nil {
@@ -122,7 +125,10 @@ func scanJob(scan func(...any) error) (*job.Job, error) {
 		return nil, fmt.Errorf("record of job %s: %w", j.ID, err)
 	}
 	j.Intent, j.IntentReason, j.IntentMessage, j.Actor, j.EndpointID = d.Intent, d.IntentReason, d.IntentMessage, d.Actor, d.EndpointID
-	j.FormerGPUTime = d.FormerGPUTime
+	j.FormerGPUTime, j.SpecRevision, j.Update = d.FormerGPUTime, max(d.SpecRevision, 1), d.Update
+	if err := d.formers(j); err != nil {
+		return nil, err
+	}
 	if d.Price != nil {
 		j.Price = &orkv1.Price{CentsPerGpuHour: d.Price.CentsPerGPUHour, Currency: d.Price.Currency}
 	}

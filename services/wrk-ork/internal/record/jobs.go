@@ -286,6 +286,9 @@ func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change
 	if err := saveJob(ctx, tx, is); err != nil {
 		return nil, false, err
 	}
+	if err := saveReplaced(ctx, tx, was, is); err != nil {
+		return nil, false, err
+	}
 	if err := s.saveVoid(ctx, tx, was, is); err != nil {
 		return nil, false, err
 	}
