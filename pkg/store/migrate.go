@@ -54,7 +54,7 @@ func readMigrations(files fs.FS) ([]migration, error) {
 func (s *Store) migrate(ctx context.Context, steps []migration) error {
 	var have int
 	if err := s.write.QueryRowContext(ctx, "PRAGMA user_version").Scan(&have); err != nil {
-		return unavailable(err, "read database %s", s.path)
+		return s.broken(err, "read")
 	}
 	if have > len(steps) {
 		return fault.New(fault.FailedPrecondition,

@@ -5,7 +5,9 @@
 // beside it on other connections and see the last committed state as of their
 // start; they never wait for the writer. The file is in WAL mode with
 // synchronous=NORMAL: a committed write survives the death of the process; the
-// last ones before a power failure may be lost, never half of one.
+// last ones before a power failure may be lost, never half of one. A write for
+// which the disk has no room is an error and leaves nothing; reads go on, and so do
+// writes once there is room again.
 //
 // The folder of the file is locked while the Store is open, so that two processes
 // cannot share a state folder. Migrations are numbered SQL files, each applied
@@ -90,13 +92,13 @@ func (s *Store) open(ctx context.Context, steps []migration) (err error) {
 	}
 	// WAL is a property of the file: set before the first reader comes.
 	if _, err := s.write.ExecContext(ctx, "PRAGMA journal_mode=WAL"); err != nil {
-		return unavailable(err, "open database %s", s.path)
+		return s.broken(err, "open")
 	}
 	if err := s.migrate(ctx, steps); err != nil {
 		return err
 	}
 	if err := s.read.PingContext(ctx); err != nil {
-		return unavailable(err, "open database %s", s.path)
+		return s.broken(err, "open")
 	}
 	return nil
 }
@@ -249,13 +251,28 @@ func (s *Store) classify(ctx context.Context, err error, doing string) error {
 		case sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_RANGE, sqlite3.SQLITE_MISMATCH:
 			return fault.Wrap(fault.Internal, err, "%s %s", doing, name) // wrong SQL: a defect
 		}
-		return unavailable(err, "%s %s", doing, name)
+		return s.broken(err, doing)
 	}
 	if errors.Is(err, sql.ErrConnDone) || errors.Is(err, sql.ErrTxDone) || err.Error() == "sql: database is closed" {
 		return unavailable(err, "%s %s", doing, name)
 	}
 	// An error of the function itself.
 	return err
+}
+
+// broken is an error of the file itself, in words that say what to do.
+func (s *Store) broken(err error, doing string) error {
+	var se *sqlite.Error
+	if errors.As(err, &se) {
+		switch se.Code() & 0xff {
+		case sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT:
+			return unavailable(err, "%s database %s: the file is damaged or is no database; stop this service, put the file aside together with its -wal and -shm, and restore a backup",
+				doing, s.path)
+		case sqlite3.SQLITE_FULL:
+			return unavailable(err, "%s database %s: its disk is full and nothing of this was kept; free space there, it goes on by itself", doing, s.path)
+		}
+	}
+	return unavailable(err, "%s database %s", doing, s.path)
 }
 
 func unavailable(err error, format string, a ...any) error {
