@@ -177,6 +177,7 @@ func (c *Connection) RoundTrip(req *http.Request) (*http.Response, error) {
 	c.mu.Lock()
 	used := c.current
 	c.mu.Unlock()
+	sent := c.o.Now()
 	res, err := used.send(req, req.Body)
 	if err == nil && res.StatusCode == http.StatusUnauthorized {
 		if again, ok := rewind(req); ok {
@@ -184,7 +185,7 @@ func (c *Connection) RoundTrip(req *http.Request) (*http.Response, error) {
 			res, err = c.fresher(used).send(req, again)
 		}
 	}
-	c.observe(req, res, err)
+	c.observe(req, res, err, sent)
 	return res, err
 }
 
@@ -224,8 +225,10 @@ func drain(res *http.Response) {
 	_ = res.Body.Close()
 }
 
-// observe keeps the fault up to date with one more answer.
-func (c *Connection) observe(req *http.Request, res *http.Response, err error) {
+// observe keeps the fault up to date with one more answer, to a request that left at
+// sent. A request that fails while the server has answered others since it left
+// speaks of itself alone: a busy server lets some wait too long.
+func (c *Connection) observe(req *http.Request, res *http.Response, err error, sent time.Time) {
 	next := Fault{}
 	class := "error"
 	switch {
@@ -253,6 +256,10 @@ func (c *Connection) observe(req *http.Request, res *http.Response, err error) {
 		}
 	}
 	before := c.fault
+	if err != nil && c.lastOK.After(sent) {
+		c.mu.Unlock()
+		return
+	}
 	switch {
 	case next.Code == FaultNone:
 		c.lastOK = c.o.Now()

@@ -194,6 +194,58 @@ func TestASilentServerIsAFaultAndOurOwnCancelIsNot(t *testing.T) {
 	}
 }
 
+func TestARequestThatWaitsTooLongIsNoFaultWhileOthersAreAnswered(t *testing.T) {
+	t.Parallel()
+	waits, goes := make(chan struct{}), make(chan struct{})
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/slow") {
+			close(waits)
+			select {
+			case <-goes:
+			case <-r.Context().Done():
+			}
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		fmt.Fprint(w, `{"kind":"ConfigMap","apiVersion":"v1","metadata":{"name":"x"}}`)
+	}))
+	t.Cleanup(server.Close)
+	t.Cleanup(func() { close(goes) })
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	kubeconfig(t, file, server.URL, "{token: one}")
+	conn, c := connect(t, file)
+
+	// One request is under way and gets no answer; another one is answered meanwhile.
+	late := make(chan error, 1)
+	timeout, stop := context.WithTimeout(t.Context(), 5*time.Second)
+	defer stop()
+	go func() {
+		_, err := c.Core.ConfigMaps("cosmicac").Get(timeout, "slow", metav1.GetOptions{})
+		late <- err
+	}()
+	<-waits
+	if err := ask(t, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-late; err == nil {
+		t.Fatal("a request without an answer went well")
+	}
+	if fault := conn.Fault(); fault.Code != FaultNone {
+		t.Fatalf("one late answer is a fault of the cluster: %+v", fault)
+	}
+	// With nothing answered since, it is one.
+	if err := server.Listener.Close(); err != nil {
+		t.Fatal(err)
+	}
+	server.CloseClientConnections()
+	if err := ask(t, c); err == nil {
+		t.Fatal("a closed server answers")
+	}
+	if fault := conn.Fault(); fault.Code != FaultUnreachable {
+		t.Fatalf("a server that is gone is no fault: %+v", fault)
+	}
+}
+
 func TestWhatTheClusterWillNeverTake(t *testing.T) {
 	t.Parallel()
 	group := corev1.Resource("secrets")
