@@ -160,8 +160,13 @@ func (l *Loop) Poke(jobIDs ...string) {
 	}
 }
 
-// settleTime gathers wakes that come together into one pass.
-const settleTime = 20 * time.Millisecond
+// Wakes that come together are gathered into one pass: for settleTime, or as long as
+// the last pass took, so that with many jobs in motion half of a processor is left to
+// those who ask.
+const (
+	settleTime = 20 * time.Millisecond
+	settleMost = 500 * time.Millisecond
+)
 
 // Run decides until ctx ends, and waits for the calls under way.
 func (l *Loop) Run(ctx context.Context) error {
@@ -172,8 +177,10 @@ func (l *Loop) Run(ctx context.Context) error {
 	defer full.Stop()
 	all := true
 	for {
+		began := time.Now()
 		l.pass(ctx, all)
 		all = false
+		pause := min(max(settleTime, time.Since(began)), settleMost)
 		select {
 		case <-ctx.Done():
 			return nil
@@ -182,7 +189,7 @@ func (l *Loop) Run(ctx context.Context) error {
 		case <-sub.Ready():
 			l.Poke(sub.Take()...)
 		case <-l.wake:
-			settle := time.NewTimer(settleTime)
+			settle := time.NewTimer(pause)
 			select {
 			case <-ctx.Done():
 				settle.Stop()

@@ -109,11 +109,11 @@ func loadOne(ctx context.Context, tx *sql.Tx, id string) (*job.Job, error) {
 }
 
 // Job reads one job. A deleted one is not_found, with the time in the message
-// for as long as its tombstone lasts.
+// for as long as its tombstone lasts. The job is shared with other readers: read only.
 func (s *Store) Job(ctx context.Context, id string) (*job.Job, error) {
 	var j *job.Job
 	err := s.read(ctx, func(tx *sql.Tx) (err error) {
-		j, err = loadOne(ctx, tx, id)
+		j, err = s.known(ctx, tx, id)
 		return err
 	})
 	return j, err
@@ -122,9 +122,6 @@ func (s *Store) Job(ctx context.Context, id string) (*job.Job, error) {
 // Live reads the jobs that need work: not settled, oldest first. The jobs are
 // shared with later calls: read only, clone before a change.
 func (s *Store) Live(ctx context.Context) ([]*job.Job, error) {
-	s.mu.Lock()
-	known := s.live
-	s.mu.Unlock()
 	var jobs []*job.Job
 	err := s.read(ctx, func(tx *sql.Tx) error {
 		jobs = nil
@@ -139,7 +136,7 @@ func (s *Store) Live(ctx context.Context) ([]*job.Job, error) {
 			if err := rows.Scan(&j.ID, &j.Revision); err != nil {
 				return err
 			}
-			if have := known[j.ID]; have != nil && have.Revision == j.Revision {
+			if have := s.kept(j.ID); have != nil && have.Revision == j.Revision {
 				j = have
 			} else {
 				missing = append(missing, len(jobs))
@@ -264,13 +261,14 @@ func (s *Store) Update(ctx context.Context, id string, change Change) (*job.Job,
 		return nil, err
 	}
 	if changed {
+		s.keep(is)
 		s.hub.Publish(id)
 	}
 	return is, nil
 }
 
 func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change) (*job.Job, bool, error) {
-	was, err := loadOne(ctx, tx, id)
+	was, err := s.known(ctx, tx, id)
 	if err != nil {
 		return nil, false, err
 	}
@@ -333,6 +331,7 @@ func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, ch
 		return nil, err
 	}
 	if changed {
+		s.keep(is)
 		s.hub.Publish(id)
 	}
 	return is, nil
