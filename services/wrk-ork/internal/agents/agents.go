@@ -21,7 +21,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"slices"
 	"strings"
 	"time"
 
@@ -319,7 +318,7 @@ func (d *Desk) Attend(stream orkv1.Agents_AttendServer) error {
 	if err != nil {
 		return err
 	}
-	sub := d.o.Hub.Subscribe()
+	sub := d.o.Hub.SubscribeTo(j.ID)
 	defer sub.Close()
 	d.heard.enter(a.ID, node, d.o.Clock())
 	d.o.Changed(j.ID)
@@ -349,8 +348,8 @@ func (d *Desk) Attend(stream orkv1.Agents_AttendServer) error {
 		case <-wake:
 		case <-raised:
 		case <-sub.Ready():
-			if !slices.Contains(sub.Take(), j.ID) {
-				continue
+			if len(sub.Take()) == 0 {
+				continue // taken with a wake before
 			}
 			_, now, _, _, err := d.known(ctx)
 			switch k := fault.KindOf(err); {

@@ -160,7 +160,7 @@ func (s *Jobs) WatchJobs(req *orkv1.WatchJobsRequest, stream orkv1.Jobs_WatchJob
 		return len(req.ProjectIds) == 0 || slices.Contains(req.ProjectIds, project)
 	}
 	// Subscribed before the first read, so that no change falls between.
-	sub := s.Hub.Subscribe()
+	sub := s.Hub.SubscribeTo(req.JobId) // empty: to all
 	defer sub.Close()
 	send := func(j *job.Job) error {
 		return stream.Send(&orkv1.WatchJobsResponse{Change: &orkv1.WatchJobsResponse_Job{Job: s.view(j)}})

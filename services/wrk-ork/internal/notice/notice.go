@@ -15,12 +15,14 @@ import (
 // Hub hands ids to its subscriptions. The zero value is ready.
 type Hub struct {
 	mu   sync.Mutex
-	subs map[*Subscription]struct{}
+	subs map[*Subscription]struct{}            // of every id
+	only map[string]map[*Subscription]struct{} // of one
 }
 
 // Subscription collects ids for one reader.
 type Subscription struct {
 	hub   *Hub
+	only  string // empty for every id
 	ready chan struct{}
 
 	mu  sync.Mutex
@@ -37,17 +39,35 @@ func (h *Hub) Publish(ids ...string) {
 	for s := range h.subs {
 		s.add(ids)
 	}
+	for i, id := range ids {
+		for s := range h.only[id] {
+			s.add(ids[i : i+1])
+		}
+	}
 }
 
-// Subscribe starts to collect; the caller closes it.
-func (h *Hub) Subscribe() *Subscription {
-	s := &Subscription{hub: h, ready: make(chan struct{}, 1), ids: make(map[string]struct{})}
+// Subscribe starts to collect every id; the caller closes it.
+func (h *Hub) Subscribe() *Subscription { return h.subscribe("") }
+
+// SubscribeTo starts to collect one id, all when it is empty. Others do not wake its reader, so there may
+// be one for each of many jobs.
+func (h *Hub) SubscribeTo(id string) *Subscription { return h.subscribe(id) }
+
+func (h *Hub) subscribe(only string) *Subscription {
+	s := &Subscription{hub: h, only: only, ready: make(chan struct{}, 1), ids: make(map[string]struct{})}
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.subs == nil {
-		h.subs = make(map[*Subscription]struct{})
+		h.subs, h.only = make(map[*Subscription]struct{}), make(map[string]map[*Subscription]struct{})
 	}
-	h.subs[s] = struct{}{}
+	of := h.subs
+	if only != "" {
+		if of = h.only[only]; of == nil {
+			of = make(map[*Subscription]struct{})
+			h.only[only] = of
+		}
+	}
+	of[s] = struct{}{}
 	return s
 }
 
@@ -55,7 +75,14 @@ func (h *Hub) Subscribe() *Subscription {
 func (s *Subscription) Close() {
 	s.hub.mu.Lock()
 	defer s.hub.mu.Unlock()
-	delete(s.hub.subs, s)
+	if s.only == "" {
+		delete(s.hub.subs, s)
+		return
+	}
+	of := s.hub.only[s.only]
+	if delete(of, s); len(of) == 0 {
+		delete(s.hub.only, s.only)
+	}
 }
 
 // Ready is readable when Take would return something.
