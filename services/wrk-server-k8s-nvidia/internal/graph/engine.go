@@ -35,7 +35,7 @@ const (
 	calm = 10 * time.Second
 	// workers reconcile this many attempts at a time. They mostly wait for answers
 	// of the cluster; how many requests they send is bounded by its client.
-	workers = 16
+	workers = 32
 	// openPeriod is how long an unanswered write of an anchor may still land.
 	openPeriod = 30 * time.Second
 	// sweepPeriod is how often objects without an anchor are looked for.

@@ -9,6 +9,9 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"go.uber.org/goleak"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes/fake"
 	leases "k8s.io/client-go/kubernetes/typed/coordination/v1"
@@ -139,5 +142,41 @@ func TestAnOrderlyEndFreesTheLease(t *testing.T) {
 	y := New(Options{Client: client, Name: "l", Self: Holder{"k2", "b", "1"}, Log: hclog.NewNullLogger()})
 	if err := y.try(context.Background()); err != nil || !y.Held() {
 		t.Fatalf("%v, held %v", err, y.Held())
+	}
+}
+
+func TestAHolderRenewsWithOneRequestAndLooksAgainAfterAConflict(t *testing.T) {
+	t.Parallel()
+	set := fake.NewSimpleClientset()
+	clock := &hand{now: time.Unix(1e9, 0)}
+	x := newTenure(set.CoordinationV1().Leases("cosmicac"), clock, "k1", "host-a:/s", "1")
+	if err := x.try(t.Context()); err != nil || !x.Held() {
+		t.Fatalf("a free Lease: %v, held %v", err, x.Held())
+	}
+	set.ClearActions()
+	clock.move(2 * time.Second)
+	if err := x.try(t.Context()); err != nil || !x.Held() {
+		t.Fatalf("a renewal: %v, held %v", err, x.Held())
+	}
+	if all := set.Actions(); len(all) != 1 || all[0].GetVerb() != "update" {
+		t.Fatalf("a renewal sent %v", all)
+	}
+
+	// Somebody wrote in between: what the Lease says counts, not what we remember.
+	other := newTenure(set.CoordinationV1().Leases("cosmicac"), clock, "k2", "host-b:/s", "1")
+	lease, err := set.CoordinationV1().Leases("cosmicac").Get(t.Context(), "cosmicac-rack-rk", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other.fill(lease, other.o.Self.String())
+	if _, err := set.CoordinationV1().Leases("cosmicac").Update(t.Context(), lease, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	set.PrependReactor("update", "leases", func(ktesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewConflict(coordinationv1.Resource("leases"), "cosmicac-rack-rk", errors.New("the object has been modified"))
+	})
+	var taken *ErrTaken
+	if err := x.try(t.Context()); !errors.As(err, &taken) || taken.By.Key != "k2" || x.Held() {
+		t.Fatalf("a Lease that another one took: %v, held %v", err, x.Held())
 	}
 }
