@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -146,8 +147,9 @@ type ready struct {
 // caller's manifests and accounts, so that whoever reads the ready line finds everything in place.
 func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logger) error {
 	began := time.Now()
-	// The control plane's caches double its memory at Go's default pace; half the slack costs a tenth more CPU.
-	debug.SetGCPercent(50)
+	// The control plane's caches double its memory at Go's default pace; half the slack costs a tenth more CPU. With many
+	// nodes it is a quarter, and the limit is what bounds memory.
+	debug.SetGCPercent(gcPercent(o.Pools))
 	if o.MemoryLimitMiB > 0 {
 		debug.SetMemoryLimit(int64(o.MemoryLimitMiB) << 20)
 	}
@@ -178,6 +180,8 @@ func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logg
 		}
 		defer proxy.Stop()
 		o.Switched, server = proxy.Set, proxy.URL
+	} else if err := os.Remove(filepath.Join(o.Dir, fault.ProxyPort)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("forget the API proxy of a run before: %w", err)
 	}
 
 	machines, err := guest.New(guest.Options{Dir: o.Dir, AgentDir: o.AgentDir, Binds: o.Binds, Plain: o.Plain, Played: o.PlayVMs, Log: log.Named("vm")})
@@ -228,7 +232,7 @@ func run(ctx context.Context, o config.Options, stdout io.Writer, log hclog.Logg
 
 // startProxy puts the fault-making proxy before the API server, at the same port in every run.
 func startProxy(cp *controlplane.ControlPlane, o config.Options, log hclog.Logger) (*apiproxy.Proxy, error) {
-	listener, err := controlplane.Listen(filepath.Join(o.Dir, "proxy-port"), 0)
+	listener, err := controlplane.Listen(filepath.Join(o.Dir, fault.ProxyPort), 0)
 	if err != nil {
 		return nil, err
 	}
@@ -247,4 +251,15 @@ func stopped(ctx context.Context, err error) error {
 		return nil
 	}
 	return err
+}
+
+func gcPercent(pools []config.Pool) int {
+	nodes := 0
+	for _, p := range pools {
+		nodes += p.Nodes
+	}
+	if nodes > 50 {
+		return 100
+	}
+	return 50
 }

@@ -7,7 +7,9 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -39,10 +41,10 @@ func Command(ctx context.Context, args []string, out io.Writer) error {
 	if len(args) == 0 || !slices.Contains([]string{"list", "set", "clear"}, args[0]) {
 		return fmt.Errorf("%w\n%s", ErrUsage, usage)
 	}
-	fs := flag.NewFlagSet("fault", flag.ContinueOnError)
-	fs.SetOutput(io.Discard)
-	dir := fs.String("dir", "", "")
-	if err := fs.Parse(args[1:]); err != nil {
+	flags := flag.NewFlagSet("fault", flag.ContinueOnError)
+	flags.SetOutput(io.Discard)
+	dir := flags.String("dir", "", "")
+	if err := flags.Parse(args[1:]); err != nil {
 		return fmt.Errorf("%w: %w\n%s", ErrUsage, err, usage)
 	}
 	if *dir == "" {
@@ -61,20 +63,27 @@ func Command(ctx context.Context, args []string, out io.Writer) error {
 	maps := client.CoreV1().ConfigMaps(Namespace)
 	switch args[0] {
 	case "set":
-		return set(ctx, maps, fs.Args())
+		return set(ctx, *dir, maps, flags.Args())
 	case "clear":
-		return clearSwitches(ctx, maps, fs.Args())
+		return clearSwitches(ctx, maps, flags.Args())
 	}
 	return list(ctx, maps, out)
 }
 
-func set(ctx context.Context, cms typedcorev1.ConfigMapInterface, args []string) error {
+func set(ctx context.Context, dir string, cms typedcorev1.ConfigMapInterface, args []string) error {
 	if len(args) < 2 {
 		return fmt.Errorf("%w: set wants a switch and its targets\n%s", ErrUsage, usage)
 	}
 	s, ok := Find(args[0])
 	if !ok {
 		return fmt.Errorf("%w: there is no switch %q; \"fault list\" shows all", ErrUsage, args[0])
+	}
+	if s.Kind == API {
+		if _, err := os.Stat(filepath.Join(dir, ProxyPort)); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %s works on what passes the API proxy, and the cluster of %s runs without one; start it with --api-proxy", ErrUsage, s.Name, dir)
+		} else if err != nil {
+			return fmt.Errorf("find out whether the cluster of %s runs with --api-proxy: %w", dir, err)
+		}
 	}
 	value := strings.Join(args[1:], " ")
 	if err := s.Check(value); err != nil {

@@ -14,6 +14,8 @@ import (
 const (
 	Namespace = "kube-system"
 	ConfigMap = "cosmicac-devcluster-faults"
+	// ProxyPort is the file in the state folder with the API proxy's port. It is there while the cluster runs with one.
+	ProxyPort = "proxy-port"
 )
 
 // Kind says what the value of a switch lists.

@@ -50,9 +50,13 @@ func (v *volumes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 	}
 	if dv.DeletionTimestamp != nil {
 		v.clock.forget(dv.UID)
+		v.replaced.forget(dv.UID)
 		return ctrl.Result{}, nil
 	}
-	before := dv.Status.DeepCopy()
+	if v.replaced.shown(dv) {
+		return ctrl.Result{RequeueAfter: cacheLag}, nil
+	}
+	before, version := dv.Status.DeepCopy(), dv.ResourceVersion
 	wait, err := v.step(ctx, dv)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -61,6 +65,7 @@ func (v *volumes) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result,
 		if err := v.Status().Update(ctx, dv); err != nil {
 			return ctrl.Result{}, ignoreRace(err)
 		}
+		v.replaced.wrote(dv, version)
 		if before.Phase != dv.Status.Phase {
 			v.log.Debug("simulated data volume", "name", dv.Namespace+"/"+dv.Name, "phase", dv.Status.Phase)
 		}

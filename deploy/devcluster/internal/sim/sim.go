@@ -55,6 +55,7 @@ type world struct {
 	options       config.Options
 	faults        *faults
 	clock         *clock
+	replaced      *replaced
 	log           hclog.Logger
 }
 
@@ -87,7 +88,7 @@ func Start(ctx context.Context, cfg *rest.Config, machines *guest.Runtime, o con
 	}
 	w := &world{
 		Client: mgr.GetClient(), live: mgr.GetAPIReader(), events: mgr.GetEventRecorder("cosmicac-devcluster-simulated"),
-		machines: machines, options: o, clock: newClock(), log: log,
+		machines: machines, options: o, clock: newClock(), replaced: &replaced{}, log: log,
 	}
 	w.faults = newFaults(w)
 	for _, add := range []func(ctrl.Manager) error{
@@ -174,5 +175,27 @@ func (c *clock) forget(uid types.UID) {
 	defer c.mu.Unlock()
 	delete(c.since, uid)
 }
+
+// replaced remembers, of each object that was written, the version that this wrote over. While the cache still shows that
+// one there is nothing to decide: a second write would only be refused as a conflict.
+type replaced struct{ versions sync.Map } // by uid
+
+// shown says whether the cache has not yet seen the last write.
+func (r *replaced) shown(o client.Object) bool {
+	version, ok := r.versions.Load(o.GetUID())
+	return ok && version == o.GetResourceVersion()
+}
+
+// wrote takes an object as a write left it, and the version before. A write that changed nothing leaves no event to wait for.
+func (r *replaced) wrote(o client.Object, before string) {
+	if o.GetResourceVersion() != before {
+		r.versions.Store(o.GetUID(), before)
+	}
+}
+
+func (r *replaced) forget(uid types.UID) { r.versions.Delete(uid) }
+
+// cacheLag is when an object is looked at again whose last write the cache has not seen; its event mostly comes sooner.
+const cacheLag = 100 * time.Millisecond
 
 func now() metav1.Time { return metav1.Now() }

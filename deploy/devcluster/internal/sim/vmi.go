@@ -75,6 +75,9 @@ func (v *vmis) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 	if err := v.Get(ctx, req.NamespacedName, vmi); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
+	if v.replaced.shown(vmi) {
+		return ctrl.Result{RequeueAfter: cacheLag}, nil
+	}
 	before := vmi.DeepCopy()
 	pod, err := v.launcherOf(ctx, vmi)
 	if err != nil {
@@ -91,6 +94,11 @@ func (v *vmis) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, er
 			}
 			return ctrl.Result{}, client.IgnoreNotFound(err)
 		}
+		if len(vmi.Finalizers) == 0 {
+			v.replaced.forget(vmi.UID) // it is gone with this write
+		} else {
+			v.replaced.wrote(vmi, before.ResourceVersion)
+		}
 		if before.Status.Phase != vmi.Status.Phase {
 			v.log.Info("simulated vmi", "name", vmi.Namespace+"/"+vmi.Name, "phase", vmi.Status.Phase, "node", vmi.Status.NodeName)
 		}
@@ -103,7 +111,9 @@ func (v *vmis) launcherOf(ctx context.Context, vmi *kubevirtv1.VirtualMachineIns
 	key := types.NamespacedName{Namespace: vmi.Namespace, Name: launcherName(vmi)}
 	pod := &corev1.Pod{}
 	err := v.Get(ctx, key, pod)
-	if apierrors.IsNotFound(err) && vmi.Status.Phase != "" {
+	// A pending one has none that matters yet: making it twice is refused.
+	waits := vmi.DeletionTimestamp == nil && (vmi.Status.Phase == "" || vmi.Status.Phase == kubevirtv1.Pending)
+	if apierrors.IsNotFound(err) && !waits {
 		err = v.live.Get(ctx, key, pod)
 	}
 	if apierrors.IsNotFound(err) {
