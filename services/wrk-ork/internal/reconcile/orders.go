@@ -159,23 +159,24 @@ func (l *Loop) call(ctx context.Context, key, jobID string, o life.Order, f func
 		l.mu.Unlock()
 		return
 	}
-	select {
-	case l.slots <- struct{}{}:
-	default:
-		l.mu.Unlock()
-		return // given at the next pass
-	}
 	p.running = true
 	if o.Kind == life.Propose {
 		l.word(o.AttemptID).proposing = true
 	}
 	l.mu.Unlock()
 
+	// At most one waits here for each order that is due.
 	l.calls.Go(func() {
-		callCtx, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
-		err := f(callCtx, client)
-		cancel()
-		<-l.slots
+		var err error
+		select {
+		case l.slots <- struct{}{}:
+			callCtx, cancel := context.WithTimeout(ctx, l.o.CallTimeout)
+			err = f(callCtx, client)
+			cancel()
+			<-l.slots
+		case <-ctx.Done():
+			err = ctx.Err()
+		}
 		l.mu.Lock()
 		p.running = false
 		if o.Kind == life.Propose {
