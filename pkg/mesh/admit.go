@@ -333,9 +333,12 @@ func (n *Node) wasRefused(s *session, err error) error {
 	return err
 }
 
-// refused logs and counts that this node refused the peer.
+// refused logs and counts that this node refused the peer. That the agent of a deleted
+// job dials once more before its VM is gone is as it should be, and no news.
 func (n *Node) refused(s *session, err error) {
 	n.gate.refused(s.peer)
-	n.turnedAway.add(s.peer, err, n.now())
+	if !errors.As(err, new(voided)) {
+		n.turnedAway.add(s.peer, err, n.now())
+	}
 	n.refusals.line(n.log, "refused peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", err)
 }

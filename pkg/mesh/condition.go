@@ -60,7 +60,8 @@ func (s *search) failure() error {
 
 // Refusals are the peers that introduced themselves and were turned away, without
 // a pause of RefusalPause. Whoever does not speak the protocol at all is not
-// counted: strangers on the internet do not.
+// counted: strangers on the internet do not. Nor is an agent whose certificate is good
+// and was voided, which Vet says.
 type Refusals struct {
 	// Count of dialogues, not of peers.
 	Count int

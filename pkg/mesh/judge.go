@@ -42,6 +42,9 @@ func (n *Node) judge(ctx context.Context, s *session, shown *meshv1.Credential) 
 		}
 	}
 	if err := n.vet(c); err != nil {
+		if c.Certificate != nil {
+			err = voided{err}
+		}
 		return Caller{}, err
 	}
 	if err := n.makeRoom(s, c.Class); err != nil {
@@ -49,6 +52,12 @@ func (n *Node) judge(ctx context.Context, s *session, shown *meshv1.Credential) 
 	}
 	return c, nil
 }
+
+// voided is Vet's refusal of an agent whose certificate is good but for that: no
+// stranger, but one of whom this network itself has said that its attempt is over.
+type voided struct{ error }
+
+func (v voided) Unwrap() error { return v.error }
 
 func (n *Node) vet(c Caller) error {
 	if n.o.Vet == nil {
