@@ -22,7 +22,7 @@ import (
 
 var everyService = []grpc.ServiceDesc{
 	meshv1.Node_ServiceDesc, meshv1.Cards_ServiceDesc, meshv1.Joining_ServiceDesc,
-	appv1.ApiKeys_ServiceDesc, appv1.Usage_ServiceDesc, appv1.Identity_ServiceDesc, agentv1.Agent_ServiceDesc,
+	appv1.ApiKeys_ServiceDesc, appv1.Usage_ServiceDesc, appv1.Identity_ServiceDesc, agentv1.Agent_ServiceDesc, agentv1.Gateways_ServiceDesc,
 	orkv1.Jobs_ServiceDesc, orkv1.Racks_ServiceDesc, orkv1.Agents_ServiceDesc, orkv1.Revocations_ServiceDesc, orkv1.Endpoints_ServiceDesc, orkv1.Quotas_ServiceDesc, orkv1.Volumes_ServiceDesc,
 	workerv1.Rack_ServiceDesc,
 }

@@ -182,6 +182,11 @@ func (l *Lab) Proxy() *mesh.Node {
 	return l.Start(l.proxy, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_PROXY }, nil)
 }
 
+// AppNode starts the app-node of the roster.
+func (l *Lab) AppNode() *mesh.Node {
+	return l.Start(l.app, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_APP_NODE }, nil)
+}
+
 // Client starts a node that holds a grant for the agent, as app-node signs them
 // for the user UserID. It lasts 12 h.
 func (l *Lab) Client(agent peer.ID, epoch uint64, rights ...string) *mesh.Node {

@@ -19,6 +19,7 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/ssh"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
 	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
+	"github.com/cosmicac/cosmicac/services/wrk-agent-instance/internal/gateway"
 	"github.com/cosmicac/cosmicac/services/wrk-agent-instance/internal/script"
 )
 
@@ -39,16 +40,18 @@ const (
 
 // Instance is the work of this kind of agent.
 type Instance struct {
-	agent *agent.Agent
-	shell *ssh.Server
-	user  string
+	agent   *agent.Agent
+	shell   *ssh.Server
+	gateway *gateway.Gateway
+	user    string
 
 	mu    sync.Mutex
 	moved chan struct{} // closed and replaced when the number of sessions changes
 }
 
 // New makes the work: the host key, which outlives restarts with the disk, and
-// the SSH server, which serves from the moment the mesh listens.
+// the SSH server, which serves from the moment the mesh listens. What starts here
+// ends with Run.
 func New(a *agent.Agent) (agent.Work, error) {
 	i := &Instance{agent: a, moved: make(chan struct{})}
 	key, err := ssh.HostKey(a.Path("ssh_host_key"), rand.Reader)
@@ -65,6 +68,7 @@ func New(a *agent.Agent) (agent.Work, error) {
 	if err != nil {
 		return nil, err
 	}
+	i.gateway = gateway.New(gateway.Options{File: a.Path("gateway.json"), JobID: a.Seed().GetJobId(), Random: rand.Reader, Log: a.Log().Named("gateway")})
 	a.Metrics().MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "cosmicac_agent_shell_sessions", Help: "SSH sessions with a running process.",
 	}, func() float64 { return float64(i.shell.Sessions()) }))
@@ -79,8 +83,10 @@ func (i *Instance) changed() {
 	i.agent.Changed()
 }
 
-// Register answers SSH for clients with a grant, and for nobody else.
+// Register answers SSH for clients with a grant, and for nobody else, and app-node
+// on the gateway.
 func (i *Instance) Register(n *mesh.Node) {
+	agentv1.RegisterGatewaysServer(n, &gateways{gateway: i.gateway})
 	n.Handle(StreamName, &meshv1.Right{Clients: true}, i.serve)
 }
 
@@ -103,6 +109,7 @@ func (i *Instance) serve(ctx context.Context, s *mesh.Stream) {
 // Run mounts the volumes, checks the GPUs, becomes ready and runs the start script
 // beside.
 func (i *Instance) Run(ctx context.Context) error {
+	defer i.gateway.Close()
 	i.mountVolumes(ctx)
 	var tasks sync.WaitGroup
 	defer tasks.Wait()
