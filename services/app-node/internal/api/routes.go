@@ -59,6 +59,12 @@ func (s *Server) routes() {
 	add(s, route{"GET", "/jobs/{id}/history", "list-job-history", JobsRead, "", 200, "Jobs", "A job's transitions, oldest first"}, s.jobHistory)
 	add(s, route{"POST", "/jobs/{id}/grants", "create-grant", JobsWrite, "grant.create", 201, "Jobs", "Get a signed grant to reach a job's agent"}, s.createGrant)
 
+	add(s, route{"GET", "/jobs/{id}/gateway", "get-gateway", JobsRead, "", 200, "Jobs", "Read the WireGuard gateway of a job's VM, with each peer's last handshake"}, s.getGateway)
+	add(s, route{"POST", "/jobs/{id}/gateway", "create-gateway", JobsWrite, "gateway.create", 200, "Jobs", "Open a WireGuard gateway in a running job's VM, on a UDP port that the job declared"}, s.openGateway)
+	add(s, route{"DELETE", "/jobs/{id}/gateway", "delete-gateway", JobsWrite, "gateway.delete", 204, "Jobs", "Cut every peer, forget them and the gateway's key"}, s.closeGateway)
+	add(s, route{"POST", "/jobs/{id}/gateway/peers", "add-gateway-peer", JobsWrite, "gateway.peer.add", 200, "Jobs", "Let a WireGuard public key in"}, s.addGatewayPeer)
+	add(s, route{"DELETE", "/jobs/{id}/gateway/peers/{name}", "remove-gateway-peer", JobsWrite, "gateway.peer.remove", 200, "Jobs", "Cut a peer, at once and for good"}, s.removeGatewayPeer)
+
 	add(s, route{"POST", "/volumes", "create-volume", VolumesWrite, "volume.create", 201, "Volumes", "Make a volume: a disk in one rack that outlives jobs"}, s.createVolume)
 	add(s, route{"GET", "/volumes", "list-volumes", VolumesRead, "", 200, "Volumes", "List volumes, oldest first"}, s.listVolumes)
 	add(s, route{"GET", "/volumes/{id}", "get-volume", VolumesRead, "", 200, "Volumes", "Read a volume"}, s.getVolume)

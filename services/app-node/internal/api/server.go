@@ -27,6 +27,7 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
+	"google.golang.org/grpc"
 
 	"github.com/cosmicac/cosmicac/pkg/trust"
 	"github.com/cosmicac/cosmicac/services/app-node/internal/account"
@@ -57,10 +58,12 @@ type Options struct {
 	Quotas    *quotas.Teller
 	Fleet     *fleet.Fleet
 	Network   *trust.Network
-	Log       hclog.Logger
-	Metrics   prometheus.Registerer
-	Now       func() time.Time
-	Version   string
+	// Agent finds the calls to an agent by its key and addresses. It does not dial.
+	Agent   func(key string, addresses []string) (grpc.ClientConnInterface, error)
+	Log     hclog.Logger
+	Metrics prometheus.Registerer
+	Now     func() time.Time
+	Version string
 	// KeepAlive is the time between comments on a silent event stream.
 	KeepAlive time.Duration
 	// ReadTimeout and WriteTimeout bound one request that is no event stream; 30 s

@@ -73,6 +73,7 @@ func TestEveryPathOfTheContractIsThere(t *testing.T) {
 	for _, want := range []string{
 		"POST /login", "POST /logout", "POST /me/logout-everywhere", "POST /users/{id}/logout", "GET /me", "GET /network", "POST /jobs", "GET /jobs", "GET /jobs/{id}", "POST /jobs/{id}/stop",
 		"POST /jobs/{id}/start", "POST /jobs/{id}/update", "DELETE /jobs/{id}", "GET /jobs/{id}/events", "GET /jobs/{id}/history", "POST /jobs/{id}/grants", "GET /racks",
+		"GET /jobs/{id}/gateway", "POST /jobs/{id}/gateway", "DELETE /jobs/{id}/gateway", "POST /jobs/{id}/gateway/peers", "DELETE /jobs/{id}/gateway/peers/{name}",
 		"PUT /racks/{id}", "POST /racks/{id}/cordon", "DELETE /racks/{id}", "GET /nodes", "GET /gpus", "POST /jobs/plan", "GET /projects", "POST /volumes", "GET /volumes", "GET /volumes/{id}", "POST /volumes/{id}/attach", "POST /volumes/{id}/detach", "DELETE /volumes/{id}", "GET /projects/{id}/quota", "PUT /projects/{id}/quota", "GET /api-keys", "POST /api-keys",
 		"GET /api-keys/{id}", "PATCH /api-keys/{id}", "POST /api-keys/{id}/revoke", "GET /api-keys/usage", "GET /models", "GET /images",
 		"GET /locations", "GET /health", "GET /mesh", "GET /openapi.json", "GET /users", "POST /users", "PATCH /users/{id}", "DELETE /users/{id}",

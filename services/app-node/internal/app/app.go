@@ -114,6 +114,13 @@ func Run(ctx context.Context, env *daemon.Env, cfg Config) error {
 		Grants: &grants.Signer{Key: env.Key, Network: env.Network, Now: time.Now, Validity: cfg.Grants.Validity},
 		Fleet: fleet.New(fleet.Options{Node: node, Now: time.Now, Timeout: 2 * time.Second,
 			Members: func() []*meshv1.Member { return env.Network.Roster().GetMembers() }, Own: env.Health.List}),
+		Agent: func(key string, addresses []string) (grpc.ClientConnInterface, error) {
+			agent, err := identity.ParseID(key)
+			if err != nil {
+				return nil, fault.Wrap(fault.Internal, err, "the orchestrator's record holds no good agent key")
+			}
+			return node.Client(agent, addresses...), nil
+		},
 		Network: env.Network, Log: env.Log.Named("api"), Metrics: env.Metrics, Now: time.Now, Version: env.Version,
 	})
 	if err := serve(ctx, env, server, cfg.HTTP.Listen); err != nil {

@@ -62,7 +62,7 @@ func (s *Signer) Sign(r Request) (Granted, error) {
 	if err != nil {
 		return Granted{}, err
 	}
-	attempt, err := reachable(r.Job)
+	attempt, err := Reachable(r.Job)
 	if err != nil {
 		return Granted{}, err
 	}
@@ -123,8 +123,9 @@ func check(r Request) (client peer.ID, rights []string, err error) {
 	return client, rights, nil
 }
 
-// reachable finds the attempt whose agent can be reached now.
-func reachable(job *orkv1.Job) (*orkv1.Attempt, error) {
+// Reachable finds the attempt whose agent can be reached now: the newest running one of
+// the first replica that has one.
+func Reachable(job *orkv1.Job) (*orkv1.Attempt, error) {
 	running := false
 	for _, replica := range job.GetReplicas() {
 		attempts := replica.GetAttempts()

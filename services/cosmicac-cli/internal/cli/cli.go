@@ -104,7 +104,7 @@ func (e *environment) root() *cobra.Command {
 	}
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
 	root.AddGroup(&cobra.Group{ID: "user", Title: "For users:"}, &cobra.Group{ID: "operator", Title: "For operators:"})
-	for _, c := range []*cobra.Command{e.loginCommand(), e.logoutCommand(), e.whoamiCommand(), e.jobsCommand(), e.volumesCommand(), e.gpusCommand(), e.keysCommand(),
+	for _, c := range []*cobra.Command{e.loginCommand(), e.logoutCommand(), e.whoamiCommand(), e.jobsCommand(), e.volumesCommand(), e.gatewaysCommand(), e.gpusCommand(), e.keysCommand(),
 		e.inferenceCommand(), e.catalogueCommand("models"), e.catalogueCommand("images"), e.catalogueCommand("locations")} {
 		c.GroupID = "user"
 		root.AddCommand(c)

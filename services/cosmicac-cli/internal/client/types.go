@@ -132,6 +132,29 @@ type Volume struct {
 	CreatedAt time.Time `json:"created_at"`
 }
 
+// Gateway is WireGuard into a job's VM.
+type Gateway struct {
+	JobID     string        `json:"job_id"`
+	Open      bool          `json:"open"`
+	Port      uint32        `json:"port"`
+	Endpoints []string      `json:"endpoints"`
+	PublicKey string        `json:"public_key"`
+	Address   string        `json:"address"`
+	MTU       uint32        `json:"mtu"`
+	Simulated bool          `json:"simulated"`
+	Peers     []GatewayPeer `json:"peers"`
+}
+
+// GatewayPeer is a key that is let in.
+type GatewayPeer struct {
+	Name          string    `json:"name"`
+	PublicKey     string    `json:"public_key"`
+	Address       string    `json:"address"`
+	LastHandshake time.Time `json:"last_handshake"`
+	ReceivedBytes uint64    `json:"received_bytes"`
+	SentBytes     uint64    `json:"sent_bytes"`
+}
+
 // GraphNode is one cluster object of an attempt.
 type GraphNode struct {
 	Kind    string `json:"kind"`

@@ -1,0 +1,84 @@
+package cli
+
+import (
+	"io"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+)
+
+const (
+	peerKey  = "cGVlcnBlZXJwZWVycGVlcnBlZXJwZWVycGVlcnBlZXI="
+	aGateway = `{"job_id":"j-0000000000000","open":true,"port":51820,"endpoints":["203.0.113.7:30051"],"public_key":"GATEWAYKEY","address":"10.130.7.1","mtu":1280,
+		"peers":[{"name":"laptop","public_key":"` + peerKey + `","address":"10.130.7.2","last_handshake":"2026-01-02T03:04:05Z","received_bytes":148,"sent_bytes":92}]}`
+)
+
+func TestGatewayPeerGetsAFileThatHoldsAllButItsPrivateKey(t *testing.T) {
+	t.Parallel()
+	var mu sync.Mutex
+	var asked []string
+	shown := aGateway
+	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		raw, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		mu.Lock()
+		asked = append(asked, strings.TrimSpace(r.Method+" "+r.URL.String()+" "+string(raw)))
+		body := shown
+		mu.Unlock()
+		if r.Method == http.MethodDelete && strings.HasSuffix(r.URL.Path, "/gateway") {
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		answer(200, body)(w, r)
+	})
+	do := func(args ...string) string {
+		t.Helper()
+		status, out, errOut := run(t, api, "", args...)
+		if status != 0 {
+			t.Errorf("%v: status %d: %s%s", args, status, out, errOut)
+		}
+		return out
+	}
+	do("gateways", "create", "j-0000000000000", "--port", "51820")
+	file := do("gateways", "add-peer", "j-0000000000000", "--public-key", peerKey)
+	for _, line := range []string{"PrivateKey = " + pasteKey, "Address = 10.130.7.2/32", "MTU = 1280", "PublicKey = GATEWAYKEY", "Endpoint = 203.0.113.7:30051", "AllowedIPs = 10.130.7.1/32"} {
+		if !strings.Contains(file, line+"\n") {
+			t.Errorf("no line %q in\n%s", line, file)
+		}
+	}
+	table := do("gateways", "get", "j-0000000000000")
+	for _, word := range []string{"laptop", "10.130.7.2", "ago", "148", "92", peerKey} {
+		if !strings.Contains(table, word) {
+			t.Errorf("nothing of %q in\n%s", word, table)
+		}
+	}
+	do("gateways", "remove-peer", "j-0000000000000", "laptop")
+	do("gateways", "delete", "j-0000000000000")
+
+	mu.Lock()
+	shown = strings.Replace(aGateway, `"open":true`, `"open":true,"simulated":true`, 1)
+	mu.Unlock()
+	if file := do("gateways", "add-peer", "j-0000000000000", "--public-key", peerKey); !strings.Contains(file, "Endpoint = 127.0.0.1:51820\n") || !strings.Contains(file, "Simulated") {
+		t.Errorf("a simulated VM's file does not say so:\n%s", file)
+	}
+	mu.Lock()
+	shown = `{"job_id":"j-0000000000000","open":false,"endpoints":[],"peers":[]}`
+	mu.Unlock()
+	if status, _, errOut := run(t, api, "", "gateways", "get", "j-0000000000000"); status == 0 || !strings.Contains(errOut, "gateways create") {
+		t.Errorf("a job without a gateway: %d, %s", status, errOut)
+	}
+	all := strings.Join(asked, "\n")
+	for _, want := range []string{
+		`POST /api/v1/jobs/j-0000000000000/gateway {"port":51820}`,
+		`POST /api/v1/jobs/j-0000000000000/gateway/peers {"name":"laptop","public_key":"` + peerKey + `"}`,
+		`DELETE /api/v1/jobs/j-0000000000000/gateway/peers/laptop`,
+		`DELETE /api/v1/jobs/j-0000000000000/gateway`,
+	} {
+		if !strings.Contains(all, want) {
+			t.Errorf("%s was not asked:\n%s", want, all)
+		}
+	}
+}
