@@ -408,8 +408,9 @@ func TestWhoSendsMoreCallsThanAllowedIsRefused(t *testing.T) {
 }
 
 // A peer that asks for gigabytes and reads nothing holds a few answers, not all.
+// TestAPeerThatReadsNothingHoldsLittleMemory runs beside no other: it measures what
+// the whole process holds.
 func TestAPeerThatReadsNothingHoldsLittleMemory(t *testing.T) {
-	t.Parallel()
 	p := serve(t)
 	good := meshv1.NewNodeClient(p.client("calls"))
 	c := p.raw()

@@ -1,4 +1,5 @@
-// Package storetest gives tests a disk that can be full.
+// Package storetest gives tests a disk that can be full. It knows nothing of stores,
+// and does without where a test may not mount.
 package storetest
 
 import (
