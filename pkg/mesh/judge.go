@@ -282,6 +282,7 @@ func (n *Node) cut(s *session, why error) {
 		return // it is on its way out
 	}
 	n.refusals.line(n.log, "cut off peer", "key", s.peer, "address", s.conn.RemoteMultiaddr().String(), "reason", why)
+	s.shows(n.shows()) // what cut it holds now: nobody dials anew and closes this without a reason
 	s.fail(fault.Wrap(fault.Denied, why, "%s was cut off", s.peer))
 	n.hangUp(s)
 }
