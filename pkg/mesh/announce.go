@@ -71,14 +71,21 @@ func (n *Node) announceLoop() {
 	if events != nil {
 		changes = events.Out()
 	}
+	provides := n.turn(firstProvide)
 	for {
 		if n.announces() {
 			if err := n.PutCard(n.ctx); err != nil && n.ctx.Err() == nil {
 				n.log.Debug("the card was not put everywhere", "reason", err)
 			}
-			n.provide()
+			if !time.Now().Before(provides) {
+				n.provide()
+			}
 		}
-		t := time.NewTimer(20*time.Second + rand.N(10*time.Second))
+		pause := 20*time.Second + rand.N(10*time.Second)
+		if first := time.Until(provides); first > 0 {
+			pause = min(pause, first)
+		}
+		t := time.NewTimer(pause)
 		select {
 		case <-t.C:
 		case <-n.announceNow:

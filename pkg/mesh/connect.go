@@ -22,6 +22,10 @@ const (
 	// stageHead is how long one way of finding a peer runs alone before the next
 	// starts beside it.
 	stageHead = 1500 * time.Millisecond
+	// dhtHead is the same of the DHT, whose answer comes in a few round trips or, where
+	// those asked are busy or gone, late: a find does not wait for that while the
+	// bootstraps hold cards.
+	dhtHead = 200 * time.Millisecond
 	// suspectGrace is how long a new call waits for a silent peer to speak again.
 	suspectGrace = 500 * time.Millisecond
 	// learnedTTL keeps addresses that a caller gave.
@@ -264,7 +268,7 @@ func (n *Node) ways(s *search) []way {
 		}})
 	}
 	if n.kad != nil {
-		ways = append(ways, way{s.way("dht"), stageHead, func(ctx context.Context, w *wayRecord) (*session, error) {
+		ways = append(ways, way{s.way("dht"), dhtHead, func(ctx context.Context, w *wayRecord) (*session, error) {
 			within, cancel := context.WithTimeout(ctx, 8*time.Second)
 			defer cancel()
 			info, err := n.kad.FindPeer(within, p)

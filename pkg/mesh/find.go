@@ -59,7 +59,8 @@ func (n *Node) makeDHT() error {
 		// Half of the library's own table, and three questions at a time: daemons are
 		// hundreds, cards and the disk stand beside the DHT, and a whole network that
 		// starts at once must not connect everybody to everybody.
-		dht.BucketSize(10), dht.Concurrency(3), dht.RoutingTableRefreshPeriod(10*time.Minute),
+		// When each looks around is this package's to say: see bootstrapLoop.
+		dht.BucketSize(10), dht.Concurrency(3), dht.DisableAutoRefresh(),
 		dht.RoutingTableFilter(func(_ any, p peer.ID) bool {
 			_, ok := n.network.Member(p)
 			return ok
@@ -74,16 +75,63 @@ func (n *Node) makeDHT() error {
 	return nil
 }
 
-// bootstrapLoop fills an empty routing table: the library itself looks again only
-// every two minutes. Waits grow and are jittered, so that a network that starts
-// all at once does not drown its bootstraps.
+// What a member does in the DHT when it came, each at a moment of its own within this
+// time for each member that there is: every step makes a dozen connections or more,
+// and two hundred members that start at once must not all make theirs at once.
+const (
+	// lookNear: it looks for its neighbours, so that they know it; and once more when
+	// all have done so, since those who looked first found but few.
+	lookNear = 150 * time.Millisecond
+	// firstProvide: it puts its role record, see announceLoop. Cards say the same
+	// meanwhile.
+	firstProvide = 300 * time.Millisecond
+	// lookAround: it fills its routing table. Nobody waits for that: to find a key, a
+	// few acquaintances are enough.
+	lookAround = 2 * time.Second
+	// lookAgain is when it does so again.
+	lookAgain = 10 * time.Minute
+)
+
+// turns is the time in which all members have their turn.
+func (n *Node) turns(perMember time.Duration) time.Duration {
+	return time.Duration(len(n.network.Roster().GetMembers())+1) * perMember
+}
+
+// turn is a moment of this member's own.
+func (n *Node) turn(perMember time.Duration) time.Time {
+	return time.Now().Add(rand.N(n.turns(perMember)))
+}
+
+// bootstrapLoop fills an empty routing table, since the library itself looks again
+// only every two minutes, and has it refreshed. Waits grow and are jittered, so that a
+// network that starts all at once does not drown its bootstraps.
 func (n *Node) bootstrapLoop() {
 	wait := 250 * time.Millisecond
+	var near, again, around time.Time // when due; zero while there is nobody to ask, and when done
 	for sleep(n.ctx, wait/2+rand.N(wait)) {
 		if n.kad.RoutingTable().Size() > 0 {
-			wait = 10 * time.Second
+			if around.IsZero() {
+				near, around = n.turn(lookNear), n.turn(lookAround)
+				again = n.turn(lookNear).Add(n.turns(lookNear))
+			}
+			now := time.Now()
+			if !near.IsZero() && now.After(near) && n.lookNear() {
+				near, again = again, time.Time{}
+			}
+			if now.After(around) {
+				around = now.Add(lookAgain/2 + rand.N(lookAgain))
+				// Asks without waiting. RefreshRoutingTable starts a goroutine, which may
+				// not be done beside Close; a refresh that runs already is as good.
+				_ = n.kad.Bootstrap(n.ctx)
+			}
+			wait = time.Until(around)
+			if !near.IsZero() {
+				wait = min(wait, max(time.Until(near), time.Second))
+			}
+			wait = max(min(10*time.Second, wait), 250*time.Millisecond)
 			continue
 		}
+		near, again, around = time.Time{}, time.Time{}, time.Time{}
 		if wait = wait * 2; wait > 30*time.Second {
 			wait = 250 * time.Millisecond * 64
 		}
@@ -94,12 +142,19 @@ func (n *Node) bootstrapLoop() {
 		}
 		if n.kad.RoutingTable().Size() == 0 && wait > 2*time.Second {
 			n.dialOldFriend()
-			continue
 		}
-		// Asks without waiting. RefreshRoutingTable starts a goroutine, which may not
-		// be done beside Close; a refresh that runs already is as good.
-		_ = n.kad.Bootstrap(n.ctx)
 	}
+}
+
+// lookNear connects to the members nearest to this one; false when it could not.
+func (n *Node) lookNear() bool {
+	ctx, cancel := context.WithTimeout(n.ctx, 30*time.Second)
+	defer cancel()
+	if _, err := n.kad.GetClosestPeers(ctx, string(n.id)); err != nil {
+		n.log.Debug("the nearest members were not found", "reason", flat(err))
+		return false
+	}
+	return true
 }
 
 // dialOldFriend tries one member that was good before: with every bootstrap down,
