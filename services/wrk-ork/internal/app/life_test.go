@@ -259,6 +259,7 @@ func TestNothingIsGoneBeforeTheClusterSaysSo(t *testing.T) {
 	if _, err := l.jobs.StopJob(l.ctx, &orkv1.StopJobRequest{Id: a.Id}); err != nil {
 		t.Fatal(err)
 	}
+	l.await(a.Id, orkv1.State_STATE_STOPPING)
 	b := l.create(containerSpec("b", 1))
 	l.awaitThat(b.Id, "waiting with a reason", func(j *orkv1.Job) bool { return j.Reason == orkv1.Reason_REASON_BUSY })
 	if j := l.get(a.Id); j.State != orkv1.State_STATE_STOPPING || newest(j).Gone {

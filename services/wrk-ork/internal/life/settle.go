@@ -60,7 +60,7 @@ func settle(j *job.Job, s Sight) {
 	}
 	switch u := j.Update; {
 	case u.UnderWay():
-		add(job.ConditionUpdating, updating(j), u.StartedAt)
+		add(job.ConditionUpdating, updating(j, s.Now), u.StartedAt)
 	case u != nil:
 		add(job.ConditionUpdateStopped, u.Message, u.StoppedAt)
 	}

@@ -93,7 +93,7 @@ func roll(j *job.Job, s Sight, id NewID) {
 			return
 		}
 	}
-	if pending(j) != nil {
+	if pending(j, s.Now) != nil {
 		return
 	}
 	byUse(j, stale)
@@ -154,10 +154,14 @@ func byUse(j *job.Job, replicas []*job.Replica) {
 	})
 }
 
+// minimumReady is how long a new replica serves before the next one is taken down:
+// proxies hear of it and connect to it meanwhile.
+const minimumReady = 5 * time.Second
+
 // pending is a replica that an update waits for, nil for none.
-func pending(j *job.Job) *job.Replica {
+func pending(j *job.Job, now time.Time) *job.Replica {
 	for _, r := range j.Replicas {
-		if a := r.Newest(); a.Retire || a.Recycle == orkv1.Reason_REASON_UPDATED || j.Current(a) && !serves(a) {
+		if a := r.Newest(); a.Retire || a.Recycle == orkv1.Reason_REASON_UPDATED || j.Current(a) && (!serves(a) || now.Sub(a.RunningAt) < minimumReady) {
 			return r
 		}
 	}
@@ -165,7 +169,7 @@ func pending(j *job.Job) *job.Replica {
 }
 
 // updating says how far an update is and for what it waits.
-func updating(j *job.Job) string {
+func updating(j *job.Job, now time.Time) string {
 	of := 0
 	for _, r := range j.Staying() {
 		if a := r.Newest(); j.Current(a) && serves(a) {
@@ -173,7 +177,7 @@ func updating(j *job.Job) string {
 		}
 	}
 	text := fmt.Sprintf("%d of %d replicas serve with specification %d, %s", of, j.Wanted(), j.SpecRevision, strategyName(j.Update.Strategy))
-	if r := pending(j); r != nil {
+	if r := pending(j, now); r != nil {
 		a := r.Newest()
 		text += fmt.Sprintf("; waits for replica %d, which is %s: %s", r.Index, job.StateName(a.State), a.Message)
 	}
