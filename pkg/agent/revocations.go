@@ -30,6 +30,7 @@ type revocations struct {
 	grants       map[string]*agentv1.GrantFloor // by user, "" for everybody
 	certificates map[string]uint64              // by replica of this job
 	over         bool                           // wrk-ork says that the attempt is over
+	raised       []func()                       // told after grants rose
 }
 
 // check is the mesh's last word on a caller.
@@ -40,14 +41,20 @@ func (r *revocations) check(c mesh.Caller) error {
 	case c.Class == meshv1.Class_CLASS_CLIENT && r.over:
 		return fault.New(fault.Denied, "this attempt of the job is over; its VM is being taken down")
 	case c.Grant != nil:
-		for _, user := range []string{"", c.Grant.GetUserId()} {
-			if minimum := r.grants[user].GetMinimumEpoch(); c.Grant.GetEpoch() < minimum {
-				return fault.New(fault.Denied, "the grant was revoked (epoch %d, at least %d is needed); ask for a new one", c.Grant.GetEpoch(), minimum)
-			}
-		}
+		return r.void(c.Grant.GetUserId(), c.Grant.GetEpoch())
 	case c.Certificate != nil:
 		if minimum := r.certificates[c.Certificate.GetReplicaId()]; c.Certificate.GetEpoch() < minimum {
 			return fault.New(fault.Denied, "attempt %s is over; its certificate is void", c.Certificate.GetAttemptId())
+		}
+	}
+	return nil
+}
+
+// void says why a user's right of an epoch counts no more. The caller holds mu.
+func (r *revocations) void(userID string, epoch uint64) error {
+	for _, user := range []string{"", userID} {
+		if minimum := r.grants[user].GetMinimumEpoch(); epoch < minimum {
+			return fault.New(fault.Denied, "the grant was revoked (epoch %d, at least %d is needed); ask for a new one", epoch, minimum)
 		}
 	}
 	return nil
@@ -131,6 +138,12 @@ func (a *Agent) revoke(told *agentv1.Revocations) {
 		return
 	}
 	a.node.Revet()
+	a.revoked.mu.Lock()
+	raised := a.revoked.raised
+	a.revoked.mu.Unlock()
+	for _, f := range raised {
+		f()
+	}
 	raw, err := a.revoked.record()
 	if err == nil {
 		err = a.state.write(revocationsFile, raw)
@@ -138,6 +151,23 @@ func (a *Agent) revoke(told *agentv1.Revocations) {
 	if err != nil {
 		a.log.Error("revocations could not be kept for the next start", "error", err)
 	}
+}
+
+// Void says why a right that a user was given under an epoch counts no more, nil while
+// it does. Floors are forgotten once every grant below them has run out by itself, so
+// whoever keeps rights for longer asks at each OnRevoke and drops what is void.
+func (a *Agent) Void(userID string, epoch uint64) error {
+	a.revoked.mu.Lock()
+	defer a.revoked.mu.Unlock()
+	return a.revoked.void(userID, epoch)
+}
+
+// OnRevoke has f called after each revocation, by the goroutine that hears wrk-ork,
+// which waits for it. What was revoked before is not told: ask Void once after this.
+func (a *Agent) OnRevoke(f func()) {
+	a.revoked.mu.Lock()
+	defer a.revoked.mu.Unlock()
+	a.revoked.raised = append(a.revoked.raised, f)
 }
 
 // heed looks at how a call to wrk-ork ended. An attempt that is over serves no

@@ -46,6 +46,7 @@ type GatewayPeer struct {
 	LastHandshake *time.Time `json:"last_handshake,omitempty" doc:"By the gateway itself; none since the agent's start when left out"`
 	ReceivedBytes uint64     `json:"received_bytes" doc:"From the peer, since the agent's start"`
 	SentBytes     uint64     `json:"sent_bytes" doc:"To the peer, since the agent's start"`
+	UserID        string     `json:"user_id,omitempty" doc:"Who let it in. The peer goes when that user's right to the job is revoked, or the password is changed"`
 }
 
 type gatewayOutput struct {
@@ -105,7 +106,7 @@ func gatewayView(job *orkv1.Job, attempt *orkv1.Attempt, g *agentv1.Gateway) *ga
 	}
 	for _, p := range g.GetPeers()[:min(len(g.GetPeers()), gatewayPeers)] {
 		out.Peers = append(out.Peers, GatewayPeer{Name: short(p.GetName()), PublicKey: short(p.GetPublicKey()), Address: short(p.GetAddress()),
-			LastHandshake: stamp(p.GetLastHandshake()), ReceivedBytes: p.GetReceivedBytes(), SentBytes: p.GetSentBytes()})
+			LastHandshake: stamp(p.GetLastHandshake()), ReceivedBytes: p.GetReceivedBytes(), SentBytes: p.GetSentBytes(), UserID: short(p.GetUserId())})
 	}
 	return &gatewayOutput{Body: out}
 }
@@ -204,7 +205,7 @@ func (s *Server) addGatewayPeer(ctx context.Context, in *addGatewayPeerInput) (*
 	if err != nil {
 		return nil, err
 	}
-	r, err := askAgent(ctx, job, agent.AddGatewayPeer, &agentv1.AddGatewayPeerRequest{Name: in.Body.Name, PublicKey: in.Body.PublicKey})
+	r, err := askAgent(ctx, job, agent.AddGatewayPeer, &agentv1.AddGatewayPeerRequest{Name: in.Body.Name, PublicKey: in.Body.PublicKey, UserId: caller(ctx).User.ID, Epoch: caller(ctx).GrantEpoch})
 	if err != nil {
 		return nil, err
 	}

@@ -51,7 +51,7 @@ func (f *fakeGateway) AddGatewayPeer(_ context.Context, r *agentv1.AddGatewayPee
 	if r.GetName() == "bad" {
 		return nil, fault.ToGRPC(fault.New(fault.Invalid, "name is bad").With(fault.Detail{Field: "name", Rule: "must be good"}))
 	}
-	f.is.Peers = append(f.is.Peers, &agentv1.GatewayPeer{Name: r.GetName(), PublicKey: r.GetPublicKey(), Address: "10.130.7.2", LastHandshake: timestamppb.New(time.Unix(1e9, 0))})
+	f.is.Peers = append(f.is.Peers, &agentv1.GatewayPeer{Name: r.GetName(), UserId: r.GetUserId(), PublicKey: r.GetPublicKey(), Address: "10.130.7.2", LastHandshake: timestamppb.New(time.Unix(1e9, 0))})
 	return &agentv1.AddGatewayPeerResponse{Gateway: f.is}, nil
 }
 
@@ -106,6 +106,7 @@ func TestGatewayIsOpenedOnADeclaredPortOnlyAndByItsOwnersOnly(t *testing.T) {
 		Peers     []struct {
 			Name          string
 			LastHandshake time.Time `json:"last_handshake"`
+			UserID        string    `json:"user_id"`
 		}
 	}
 	var is gateway
@@ -114,7 +115,7 @@ func TestGatewayIsOpenedOnADeclaredPortOnlyAndByItsOwnersOnly(t *testing.T) {
 		t.Errorf("opened: %+v", is)
 	}
 	l.ok(200, &is, "POST", at+"/peers", l.admin, map[string]any{"name": "laptop", "public_key": "KEY"})
-	if len(is.Peers) != 1 || is.Peers[0].Name != "laptop" || is.Peers[0].LastHandshake.Unix() != 1e9 {
+	if len(is.Peers) != 1 || is.Peers[0].Name != "laptop" || is.Peers[0].LastHandshake.Unix() != 1e9 || !strings.HasPrefix(is.Peers[0].UserID, "u-") {
 		t.Errorf("added: %+v", is)
 	}
 	l.refused("invalid", "POST", at+"/peers", l.admin, map[string]any{"name": "bad", "public_key": "KEY"})

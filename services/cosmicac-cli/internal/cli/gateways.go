@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/services/cosmicac-cli/internal/client"
@@ -27,12 +29,13 @@ A gateway runs in the VM of a GPU Container Job, on a UDP port that the job decl
 public (jobs create --port 51820/udp). Whoever has a key that was let in reaches every
 TCP and UDP service of the VM, also those that listen on its loopback alone, at one
 address inside the tunnel, and nothing else. Your private key stays with you. Gateway
-and peers are kept on the job's root disk and end with the job.`,
+and peers are kept on the job's root disk and end with the job. A peer also goes when
+whoever let it in loses the right to the job or changes the password.`,
 		Example: `  wg genkey | (umask 077; tee laptop.key) | wg pubkey
   cosmicac gateways create lab
   cosmicac gateways add-peer lab --name laptop --public-key KEY > lab.conf`,
 	}
-	c.AddCommand(e.gatewaysCreateCommand(), e.gatewaysGetCommand(), e.gatewaysAddPeerCommand(), e.gatewaysRemovePeerCommand(), e.gatewaysDeleteCommand())
+	c.AddCommand(e.gatewaysCreateCommand(), e.gatewaysListCommand(), e.gatewaysGetCommand(), e.gatewaysAddPeerCommand(), e.gatewaysRemovePeerCommand(), e.gatewaysDeleteCommand())
 	return c
 }
 
@@ -109,6 +112,71 @@ func (e *environment) gatewaysGetCommand() *cobra.Command {
 				return fault.New(fault.NotFound, "job %s has no gateway; cosmicac gateways create %s opens one", g.JobID, args[0])
 			}
 			return e.printGateway(g)
+		},
+	}
+}
+
+// gatewayOf is a row of the list.
+type gatewayOf struct {
+	Job string `json:"job"`
+	*client.Gateway
+	// Error is why the job's agent could not be asked.
+	Error string `json:"error,omitempty"`
+}
+
+// gatewaysAtOnce bounds how many agents are asked at the same time.
+const gatewaysAtOnce = 8
+
+func (e *environment) gatewaysListCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "list", Short: "List the gateways of your running jobs, asking each job's agent", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			api, err := e.client()
+			if err != nil {
+				return err
+			}
+			rows := []*gatewayOf{}
+			query := url.Values{"kind": {"gpu_container"}, "state": {"running"}}
+			for {
+				var page struct {
+					Jobs          []client.Job `json:"jobs"`
+					NextPageToken string       `json:"next_page_token"`
+				}
+				if err := api.Call(cmd.Context(), "GET", "/api/v1/jobs", query, nil, nil, &page); err != nil {
+					return err
+				}
+				for _, j := range page.Jobs {
+					if slices.ContainsFunc(j.Ports, func(p client.Port) bool { return p.Protocol == "udp" }) {
+						rows = append(rows, &gatewayOf{Job: j.Name, Gateway: &client.Gateway{JobID: j.ID}})
+					}
+				}
+				if page.NextPageToken == "" {
+					break
+				}
+				query.Set("page_token", page.NextPageToken)
+			}
+			var asking errgroup.Group
+			asking.SetLimit(gatewaysAtOnce)
+			for _, r := range rows {
+				asking.Go(func() error {
+					if err := api.Call(cmd.Context(), "GET", "/api/v1/jobs/"+url.PathEscape(r.JobID)+"/gateway", nil, nil, nil, r.Gateway); err != nil {
+						r.Error = err.Error()
+					}
+					return nil
+				})
+			}
+			_ = asking.Wait() // each row holds its own error
+			rows = slices.DeleteFunc(rows, func(r *gatewayOf) bool { return !r.Open && r.Error == "" })
+			return e.print(map[string]any{"gateways": rows}, func(t *tableWriter) {
+				t.row("JOB", "NAME", "PORT", "REACHED AT", "PEERS")
+				for _, r := range rows {
+					if r.Error != "" {
+						t.row(r.JobID, r.Job, "-", r.Error, "-")
+						continue
+					}
+					t.row(r.JobID, r.Job, r.Port, orDash(strings.Join(endpointsOf(r.Gateway), ", ")), len(r.Peers))
+				}
+			})
 		},
 	}
 }

@@ -82,3 +82,39 @@ func TestGatewayPeerGetsAFileThatHoldsAllButItsPrivateKey(t *testing.T) {
 		}
 	}
 }
+
+func TestGatewaysOfAllJobsAreListedAndAJobThatCannotBeAskedSaysWhy(t *testing.T) {
+	t.Parallel()
+	jobs := func(id, name, more string) string {
+		return `{"jobs":[{"id":"` + id + `","name":"` + name + `","ports":[{"port":51820,"protocol":"udp"}]},{"id":"j-web","name":"web","ports":[{"port":80,"protocol":"tcp"}]}],"next_page_token":"` + more + `"}`
+	}
+	api := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		switch at := r.URL.Path; {
+		case at == "/api/v1/jobs" && r.URL.Query().Get("page_token") == "":
+			answer(200, jobs("j-open", "lab", "2"))(w, r)
+		case at == "/api/v1/jobs":
+			answer(200, jobs("j-closed", "shut", ""))(w, r)
+		case at == "/api/v1/jobs/j-open/gateway":
+			answer(200, strings.Replace(aGateway, "j-0000000000000", "j-open", 1))(w, r)
+		case at == "/api/v1/jobs/j-closed/gateway":
+			answer(200, `{"job_id":"j-closed","open":false,"endpoints":[],"peers":[]}`)(w, r)
+		default:
+			t.Errorf("%s was asked", at)
+		}
+	})
+	status, out, errOut := run(t, api, "", "gateways", "list")
+	if status != 0 || !strings.Contains(out, "j-open") || !strings.Contains(out, "203.0.113.7:30051") || strings.Contains(out, "j-closed") {
+		t.Errorf("status %d: %s%s", status, out, errOut)
+	}
+
+	away := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/api/v1/jobs" {
+			answer(200, jobs("j-away", "far", ""))(w, r)
+			return
+		}
+		answer(503, `{"kind":"unavailable","detail":"the agent of job j-away cannot be asked now"}`)(w, r)
+	})
+	if status, out, errOut := run(t, away, "", "gateways", "list"); status != 0 || !strings.Contains(out, "j-away") || !strings.Contains(out, "cannot be asked now") {
+		t.Errorf("status %d: %s%s", status, out, errOut)
+	}
+}

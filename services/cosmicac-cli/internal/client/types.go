@@ -153,6 +153,7 @@ type GatewayPeer struct {
 	LastHandshake time.Time `json:"last_handshake"`
 	ReceivedBytes uint64    `json:"received_bytes"`
 	SentBytes     uint64    `json:"sent_bytes"`
+	UserID        string    `json:"user_id"`
 }
 
 // GraphNode is one cluster object of an attempt.

@@ -68,7 +68,8 @@ func New(a *agent.Agent) (agent.Work, error) {
 	if err != nil {
 		return nil, err
 	}
-	i.gateway = gateway.New(gateway.Options{File: a.Path("gateway.json"), JobID: a.Seed().GetJobId(), Random: rand.Reader, Log: a.Log().Named("gateway")})
+	i.gateway = gateway.New(gateway.Options{File: a.Path("gateway.json"), JobID: a.Seed().GetJobId(), Random: rand.Reader, Void: a.Void, Log: a.Log().Named("gateway")})
+	a.OnRevoke(i.gateway.Expel)
 	a.Metrics().MustRegister(prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Name: "cosmicac_agent_shell_sessions", Help: "SSH sessions with a running process.",
 	}, func() float64 { return float64(i.shell.Sessions()) }))

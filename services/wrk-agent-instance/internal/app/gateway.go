@@ -28,7 +28,7 @@ func (s *gateways) CloseGateway(context.Context, *agentv1.CloseGatewayRequest) (
 }
 
 func (s *gateways) AddGatewayPeer(_ context.Context, r *agentv1.AddGatewayPeerRequest) (*agentv1.AddGatewayPeerResponse, error) {
-	g, err := s.gateway.Add(r.GetName(), r.GetPublicKey())
+	g, err := s.gateway.Add(gateway.Peer{Name: r.GetName(), PublicKey: r.GetPublicKey(), UserID: r.GetUserId(), Epoch: r.GetEpoch()})
 	return &agentv1.AddGatewayPeerResponse{Gateway: g}, err
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/cosmicac/cosmicac/pkg/agent/agenttest"
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	agentv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/agent/v1"
+	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 )
 
 func TestAppNodeAloneSetsUpTheGateway(t *testing.T) {
@@ -37,7 +38,7 @@ func TestAppNodeAloneSetsUpTheGateway(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	added, err := gateways.AddGatewayPeer(ctx, &agentv1.AddGatewayPeerRequest{Name: "laptop", PublicKey: base64.StdEncoding.EncodeToString(key.PublicKey().Bytes())})
+	added, err := gateways.AddGatewayPeer(ctx, &agentv1.AddGatewayPeerRequest{Name: "laptop", PublicKey: base64.StdEncoding.EncodeToString(key.PublicKey().Bytes()), UserId: "u-1", Epoch: 3})
 	if err != nil || len(added.GetGateway().GetPeers()) != 1 {
 		t.Fatalf("add: %v, %v", added, err)
 	}
@@ -51,6 +52,19 @@ func TestAppNodeAloneSetsUpTheGateway(t *testing.T) {
 	}
 	if is, err := gateways.RemoveGatewayPeer(ctx, &agentv1.RemoveGatewayPeerRequest{Name: "laptop"}); err != nil || len(is.GetGateway().GetPeers()) != 0 {
 		t.Fatalf("remove: %v, %v", is, err)
+	}
+	// A peer goes by itself once wrk-ork says that its user's right is revoked.
+	let := &agentv1.AddGatewayPeerRequest{Name: "laptop", PublicKey: base64.StdEncoding.EncodeToString(key.PublicKey().Bytes()), UserId: "u-1", Epoch: 3}
+	if _, err := gateways.AddGatewayPeer(ctx, let); err != nil {
+		t.Fatal(err)
+	}
+	lab.Ork.Order(&orkv1.AttendResponse{Revocations: &agentv1.Revocations{Grants: []*agentv1.GrantFloor{{UserId: "u-1", MinimumEpoch: 4}}}})
+	agenttest.Eventually(t, "the peer is gone", func() bool {
+		is, err := gateways.GetGateway(ctx, &agentv1.GetGatewayRequest{})
+		return err == nil && len(is.GetGateway().GetPeers()) == 0
+	})
+	if _, err := gateways.AddGatewayPeer(ctx, let); fault.KindOf(fault.FromGRPC(err)) != fault.Denied {
+		t.Errorf("let in by a revoked right: %v", err)
 	}
 	if _, err := gateways.CloseGateway(ctx, &agentv1.CloseGatewayRequest{}); err != nil {
 		t.Fatal(err)

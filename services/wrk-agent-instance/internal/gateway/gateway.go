@@ -65,6 +65,9 @@ type Options struct {
 	Random io.Reader
 	// Dial reaches what listens in the VM, "tcp" or "udp" at 127.0.0.1; a net.Dialer when nil.
 	Dial func(ctx context.Context, network, address string) (net.Conn, error)
+	// Void says why what a user was given under an epoch counts no more, nil while it
+	// does.
+	Void func(userID string, epoch uint64) error
 	Log  hclog.Logger
 }
 
@@ -79,6 +82,19 @@ type peer struct {
 	Name      string     `json:"name"`
 	PublicKey []byte     `json:"public_key"`
 	Address   netip.Addr `json:"address"`
+	// Who let it in, and the grant epoch of that user's right. A peer of before these
+	// were written down has neither, and stays until it is removed.
+	UserID string `json:"user_id,omitempty"`
+	Epoch  uint64 `json:"epoch,omitempty"`
+}
+
+// Peer is who is to be let in, and by whom.
+type Peer struct {
+	Name      string // 1 to 32 of a-z, 0-9 and hyphens
+	PublicKey string // WireGuard's form: 32 bytes in base64
+	UserID    string
+	// Epoch is the grant epoch that was read together with the user's right.
+	Epoch uint64
 }
 
 // Gateway is one VM's. It is safe for concurrent use; calls are serial.
@@ -108,6 +124,7 @@ func New(o Options) *Gateway {
 		err = g.damage
 	} else if k != nil {
 		g.kept = k
+		g.expel()
 		err = g.listen()
 	}
 	if err != nil {
@@ -285,51 +302,61 @@ func (g *Gateway) Delete() error {
 	return nil
 }
 
-// Add lets a key in under a name. The same again changes nothing.
-func (g *Gateway) Add(name, publicKey string) (*agentv1.Gateway, error) {
+// Add lets a key in under a name. The same again changes nothing but who vouches for it.
+func (g *Gateway) Add(asked Peer) (*agentv1.Gateway, error) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if err := g.usable(); err != nil {
 		return nil, err
 	}
+	name := asked.Name
 	if !nameForm.MatchString(name) {
 		return nil, fault.New(fault.Invalid, "name is not 1 to 32 of a-z, 0-9 and hyphens").With(fault.Detail{Field: "name", Rule: "must be 1 to 32 of a-z, 0-9 and hyphens"})
 	}
-	key, err := g.readKey(publicKey)
+	key, err := g.readKey(asked.PublicKey)
 	if err != nil {
 		return nil, err
 	}
+	if err := g.o.Void(asked.UserID, asked.Epoch); err != nil {
+		return nil, err
+	}
 	taken := map[netip.Addr]bool{g.address(): true}
-	for _, p := range g.kept.Peers {
-		same := bytes.Equal(p.PublicKey, key)
+	p := peer{Name: name, PublicKey: key, Address: g.address(), UserID: asked.UserID, Epoch: asked.Epoch}
+	for i, have := range g.kept.Peers {
+		same := bytes.Equal(have.PublicKey, key)
 		switch {
-		case p.Name == name && same:
-			return g.show()
-		case p.Name == name:
+		case have.Name == name && same:
+			p.Address = have.Address
+			return g.put(slices.Concat(g.kept.Peers[:i], g.kept.Peers[i+1:], []peer{p}), p)
+		case have.Name == name:
 			return nil, fault.New(fault.Conflict, "peer %s has another public key; remove it first, or use another name", name).With(fault.Detail{Field: "name", Rule: "is the name of another peer"})
 		case same:
-			return nil, fault.New(fault.Conflict, "this public key is that of peer %s", p.Name).With(fault.Detail{Field: "public_key", Rule: "is the key of another peer"})
+			return nil, fault.New(fault.Conflict, "this public key is that of peer %s", have.Name).With(fault.Detail{Field: "public_key", Rule: "is the key of another peer"})
 		}
-		taken[p.Address] = true
+		taken[have.Address] = true
 	}
 	if len(g.kept.Peers) >= MostPeers {
 		return nil, fault.New(fault.FailedPrecondition, "the gateway has %d peers, and at most %d are allowed; remove one first", len(g.kept.Peers), MostPeers)
 	}
-	p := peer{Name: name, PublicKey: key, Address: g.address()}
 	for taken[p.Address] {
 		p.Address = p.Address.Next()
 	}
+	g.o.Log.Info("gateway peer added", "peer", name, "address", p.Address, "user", p.UserID)
+	return g.put(append(slices.Clone(g.kept.Peers), p), p)
+}
+
+// put writes the peers down and lets one of them in.
+func (g *Gateway) put(peers []peer, p peer) (*agentv1.Gateway, error) {
+	slices.SortFunc(peers, func(a, b peer) int { return strings.Compare(a.Name, b.Name) })
 	next := *g.kept
-	next.Peers = append(slices.Clone(next.Peers), p)
-	slices.SortFunc(next.Peers, func(a, b peer) int { return strings.Compare(a.Name, b.Name) })
+	next.Peers = peers
 	if err := g.save(&next); err != nil {
 		return nil, err
 	}
 	g.kept = &next
 	if err := g.device.IpcSet(p.allow()); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "let peer %s in: %v", name, err)
+		return nil, fault.Wrap(fault.Internal, err, "let peer %s in: %v", p.Name, err)
 	}
-	g.o.Log.Info("gateway peer added", "peer", name, "address", p.Address)
 	return g.show()
 }
 
@@ -365,20 +392,61 @@ func (g *Gateway) Remove(name string) (*agentv1.Gateway, error) {
 	if i < 0 {
 		return nil, fault.New(fault.NotFound, "the gateway has no peer %.64q", name)
 	}
-	p := g.kept.Peers[i]
-	// Cut first: a full disk must not keep a peer in.
-	if err := g.device.IpcSet(fmt.Sprintf("public_key=%x\nremove=true\n", p.PublicKey)); err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "cut peer %s: %v", name, err)
+	if err := g.remove(i); err != nil {
+		return nil, err
 	}
-	g.tunnel.cut(p.Address)
-	next := *g.kept
-	next.Peers = slices.Delete(slices.Clone(next.Peers), i, i+1)
-	if err := g.save(&next); err != nil {
-		return nil, fault.Wrap(fault.KindOf(err), err, "peer %s is cut, and would be back after a restart: %v; try again", name, err)
-	}
-	g.kept = &next
 	g.o.Log.Info("gateway peer removed", "peer", name)
 	return g.show()
+}
+
+// remove cuts the i-th peer. While nothing listens it is written down alone.
+func (g *Gateway) remove(i int) error {
+	p := g.kept.Peers[i]
+	// Cut first: a full disk must not keep a peer in.
+	if g.device != nil {
+		if err := g.device.IpcSet(fmt.Sprintf("public_key=%x\nremove=true\n", p.PublicKey)); err != nil {
+			return fault.Wrap(fault.Internal, err, "cut peer %s: %v", p.Name, err)
+		}
+		g.tunnel.cut(p.Address)
+	}
+	next := g.without(i)
+	if err := g.save(next); err != nil {
+		return fault.Wrap(fault.KindOf(err), err, "peer %s is cut, and would be back after a restart: %v; try again", p.Name, err)
+	}
+	g.kept = next
+	return nil
+}
+
+func (g *Gateway) without(i int) *kept {
+	next := *g.kept
+	next.Peers = slices.Delete(slices.Clone(next.Peers), i, i+1)
+	return &next
+}
+
+// Expel removes, as Remove does, every peer whose user's right was revoked.
+func (g *Gateway) Expel() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if !g.closed && g.kept != nil {
+		g.expel()
+	}
+}
+
+func (g *Gateway) expel() {
+	for i := len(g.kept.Peers) - 1; i >= 0; i-- {
+		p := g.kept.Peers[i]
+		why := g.o.Void(p.UserID, p.Epoch)
+		if p.UserID == "" || why == nil {
+			continue
+		}
+		if err := g.remove(i); err != nil {
+			// The file may hold it still; the next start expels it again.
+			g.kept = g.without(i)
+			g.o.Log.Error("a peer whose user lost the right to this job", "peer", p.Name, "user", p.UserID, "error", err)
+			continue
+		}
+		g.o.Log.Info("gateway peer removed: the right of the user who let it in was revoked", "peer", p.Name, "user", p.UserID)
+	}
 }
 
 // Show says what there is, with each peer's last handshake as WireGuard counts it.
@@ -414,7 +482,7 @@ func (g *Gateway) show() (*agentv1.Gateway, error) {
 		c := counts[hex.EncodeToString(p.PublicKey)]
 		shown := &agentv1.GatewayPeer{
 			Name: p.Name, PublicKey: base64.StdEncoding.EncodeToString(p.PublicKey), Address: p.Address.String(),
-			ReceivedBytes: c["rx_bytes"], SentBytes: c["tx_bytes"],
+			ReceivedBytes: c["rx_bytes"], SentBytes: c["tx_bytes"], UserId: p.UserID,
 		}
 		if at := c["last_handshake_time_sec"]; at > 0 {
 			shown.LastHandshake = timestamppb.New(time.Unix(int64(at), int64(c["last_handshake_time_nsec"])))

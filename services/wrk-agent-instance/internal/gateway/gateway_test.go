@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -45,6 +46,7 @@ type vm struct {
 	udpPort   int
 	gateway   *gateway.Gateway
 	publicKey string
+	revoked   sync.Map // by user, the lowest epoch that counts
 }
 
 func newVM(t *testing.T) *vm {
@@ -68,7 +70,14 @@ func newVM(t *testing.T) *vm {
 
 func (v *vm) start() {
 	v.t.Helper()
-	v.gateway = gateway.New(gateway.Options{File: v.file, JobID: "j-0000000000001", Random: rand.Reader, Log: hclog.NewNullLogger()})
+	v.gateway = gateway.New(gateway.Options{File: v.file, JobID: "j-0000000000001", Random: rand.Reader, Void: v.void, Log: hclog.NewNullLogger()})
+}
+
+func (v *vm) void(user string, epoch uint64) error {
+	if lowest, ok := v.revoked.Load(user); ok && epoch < lowest.(uint64) {
+		return fault.New(fault.Denied, "revoked")
+	}
+	return nil
 }
 
 // serve answers every line and every datagram with itself.
@@ -106,7 +115,12 @@ func (v *vm) serve() {
 
 func (v *vm) add(name string, key *ecdh.PrivateKey) *agentv1.GatewayPeer {
 	v.t.Helper()
-	is, err := v.gateway.Add(name, public(key))
+	return v.addBy("u-1", 1, name, key)
+}
+
+func (v *vm) addBy(user string, epoch uint64, name string, key *ecdh.PrivateKey) *agentv1.GatewayPeer {
+	v.t.Helper()
+	is, err := v.gateway.Add(gateway.Peer{Name: name, PublicKey: public(key), UserID: user, Epoch: epoch})
 	if err != nil {
 		v.t.Fatal(err)
 	}
@@ -323,6 +337,42 @@ func TestUnknownKeyAndForeignAddressNeverGetThrough(t *testing.T) {
 	}
 }
 
+func TestPeerGoesWithTheRightOfWhoLetItIn(t *testing.T) {
+	t.Parallel()
+	v := newVM(t)
+	leaver, stayer, again := newKey(t), newKey(t), newKey(t)
+	gone := v.talk(v.connect(leaver, v.addBy("u-leaver", 4, "leaver", leaver).GetAddress()))
+	stays := v.talk(v.connect(stayer, v.addBy("u-stayer", 4, "stayer", stayer).GetAddress()))
+
+	v.revoked.Store("u-leaver", uint64(5))
+	v.gateway.Expel()
+	_ = gone.SetDeadline(time.Now().Add(silence))
+	if n, err := gone.Read(make([]byte, 64)); n > 0 || err == nil {
+		t.Fatalf("the peer of a user without the right read %d bytes, %v", n, err)
+	}
+	if err := says(stays, "still here"); err != nil {
+		t.Fatalf("another user's peer: %v", err)
+	}
+	if _, err := v.gateway.Add(gateway.Peer{Name: "leaver", PublicKey: public(leaver), UserID: "u-leaver", Epoch: 4}); fault.KindOf(err) != fault.Denied {
+		t.Fatalf("let in again by the right that was revoked: %v", err)
+	}
+	if p := v.addBy("u-leaver", 5, "again", again); p.GetUserId() != "u-leaver" {
+		t.Fatalf("let in by a new right: %v", p)
+	}
+
+	// What is revoked while the agent is down counts at its start.
+	v.gateway.Close()
+	v.revoked.Store("u-stayer", uint64(9))
+	for range 2 {
+		v.start()
+		is, err := v.gateway.Show()
+		if err != nil || len(is.GetPeers()) != 1 || is.GetPeers()[0].GetName() != "again" {
+			t.Fatalf("after a start: %v, %v", is, err)
+		}
+		v.gateway.Close()
+	}
+}
+
 func TestGatewayThatIsDeletedForgetsItsKeyAndPeers(t *testing.T) {
 	t.Parallel()
 	v := newVM(t)
@@ -341,7 +391,7 @@ func TestGatewayThatIsDeletedForgetsItsKeyAndPeers(t *testing.T) {
 	if is, err := v.gateway.Show(); err != nil || is.GetOpen() {
 		t.Fatalf("%v, %v", is, err)
 	}
-	if _, err := v.gateway.Add("laptop", public(key)); fault.KindOf(err) != fault.FailedPrecondition {
+	if _, err := v.gateway.Add(gateway.Peer{Name: "laptop", PublicKey: public(key)}); fault.KindOf(err) != fault.FailedPrecondition {
 		t.Fatalf("add to a deleted gateway: %v", err)
 	}
 	is, err := v.gateway.Open(v.port)
@@ -375,18 +425,18 @@ func TestWhatIsNoPeerIsRefusedAndNamed(t *testing.T) {
 		{"b", public(key), "public_key", fault.Conflict},
 		{"laptop", fresh, "name", fault.Conflict},
 	} {
-		_, err := v.gateway.Add(c.name, c.key)
+		_, err := v.gateway.Add(gateway.Peer{Name: c.name, PublicKey: c.key})
 		if d := fault.DetailsOf(err); fault.KindOf(err) != c.kind || len(d) != 1 || d[0].Field != c.field {
 			t.Errorf("name %.40q, key %.50q: %v, details %v", c.name, c.key, err, d)
 		}
 	}
-	if is, err := v.gateway.Add("laptop", public(key)); err != nil || len(is.GetPeers()) != 1 {
+	if is, err := v.gateway.Add(gateway.Peer{Name: "laptop", PublicKey: public(key)}); err != nil || len(is.GetPeers()) != 1 {
 		t.Fatalf("the same again: %v, %v", is, err)
 	}
 	for i := 1; i < gateway.MostPeers; i++ {
 		v.add(fmt.Sprintf("peer-%d", i), newKey(t))
 	}
-	if _, err := v.gateway.Add("one-more", fresh); fault.KindOf(err) != fault.FailedPrecondition {
+	if _, err := v.gateway.Add(gateway.Peer{Name: "one-more", PublicKey: fresh}); fault.KindOf(err) != fault.FailedPrecondition {
 		t.Fatalf("one too many: %v", err)
 	}
 	seen := map[string]bool{}

@@ -126,6 +126,8 @@ type GatewayPeer struct {
 	// Since the agent's start, as the gateway counts.
 	ReceivedBytes uint64 `protobuf:"varint,5,opt,name=received_bytes,json=receivedBytes,proto3" json:"received_bytes,omitempty"`
 	SentBytes     uint64 `protobuf:"varint,6,opt,name=sent_bytes,json=sentBytes,proto3" json:"sent_bytes,omitempty"`
+	// Who let it in, as app-node said.
+	UserId        string `protobuf:"bytes,7,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -200,6 +202,13 @@ func (x *GatewayPeer) GetSentBytes() uint64 {
 		return x.SentBytes
 	}
 	return 0
+}
+
+func (x *GatewayPeer) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
 }
 
 type GetGatewayRequest struct {
@@ -444,9 +453,13 @@ func (*CloseGatewayResponse) Descriptor() ([]byte, []int) {
 }
 
 type AddGatewayPeerRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	PublicKey     string                 `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Name      string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	PublicKey string                 `protobuf:"bytes,2,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	// Who lets it in, and the grant epoch that was read together with that user's right
+	// to the job: the peer goes once a floor above it is raised for the user.
+	UserId        string `protobuf:"bytes,3,opt,name=user_id,json=userId,proto3" json:"user_id,omitempty"`
+	Epoch         uint64 `protobuf:"varint,4,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -493,6 +506,20 @@ func (x *AddGatewayPeerRequest) GetPublicKey() string {
 		return x.PublicKey
 	}
 	return ""
+}
+
+func (x *AddGatewayPeerRequest) GetUserId() string {
+	if x != nil {
+		return x.UserId
+	}
+	return ""
+}
+
+func (x *AddGatewayPeerRequest) GetEpoch() uint64 {
+	if x != nil {
+		return x.Epoch
+	}
+	return 0
 }
 
 type AddGatewayPeerResponse struct {
@@ -639,7 +666,7 @@ const file_cosmicac_agent_v1_gateway_proto_rawDesc = "" +
 	"public_key\x18\x03 \x01(\tR\tpublicKey\x12\x18\n" +
 	"\aaddress\x18\x04 \x01(\tR\aaddress\x12\x10\n" +
 	"\x03mtu\x18\x05 \x01(\rR\x03mtu\x124\n" +
-	"\x05peers\x18\x06 \x03(\v2\x1e.cosmicac.agent.v1.GatewayPeerR\x05peers\"\xe3\x01\n" +
+	"\x05peers\x18\x06 \x03(\v2\x1e.cosmicac.agent.v1.GatewayPeerR\x05peers\"\xfc\x01\n" +
 	"\vGatewayPeer\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
@@ -648,7 +675,8 @@ const file_cosmicac_agent_v1_gateway_proto_rawDesc = "" +
 	"\x0elast_handshake\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\rlastHandshake\x12%\n" +
 	"\x0ereceived_bytes\x18\x05 \x01(\x04R\rreceivedBytes\x12\x1d\n" +
 	"\n" +
-	"sent_bytes\x18\x06 \x01(\x04R\tsentBytes\"\x13\n" +
+	"sent_bytes\x18\x06 \x01(\x04R\tsentBytes\x12\x17\n" +
+	"\auser_id\x18\a \x01(\tR\x06userId\"\x13\n" +
 	"\x11GetGatewayRequest\"J\n" +
 	"\x12GetGatewayResponse\x124\n" +
 	"\agateway\x18\x01 \x01(\v2\x1a.cosmicac.agent.v1.GatewayR\agateway\"(\n" +
@@ -657,11 +685,13 @@ const file_cosmicac_agent_v1_gateway_proto_rawDesc = "" +
 	"\x13OpenGatewayResponse\x124\n" +
 	"\agateway\x18\x01 \x01(\v2\x1a.cosmicac.agent.v1.GatewayR\agateway\"\x15\n" +
 	"\x13CloseGatewayRequest\"\x16\n" +
-	"\x14CloseGatewayResponse\"J\n" +
+	"\x14CloseGatewayResponse\"y\n" +
 	"\x15AddGatewayPeerRequest\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
-	"public_key\x18\x02 \x01(\tR\tpublicKey\"N\n" +
+	"public_key\x18\x02 \x01(\tR\tpublicKey\x12\x17\n" +
+	"\auser_id\x18\x03 \x01(\tR\x06userId\x12\x14\n" +
+	"\x05epoch\x18\x04 \x01(\x04R\x05epoch\"N\n" +
 	"\x16AddGatewayPeerResponse\x124\n" +
 	"\agateway\x18\x01 \x01(\v2\x1a.cosmicac.agent.v1.GatewayR\agateway\".\n" +
 	"\x18RemoveGatewayPeerRequest\x12\x12\n" +

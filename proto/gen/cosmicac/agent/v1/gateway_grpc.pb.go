@@ -43,6 +43,8 @@ type GatewaysClient interface {
 	// CloseGateway cuts every peer and forgets key and peers.
 	CloseGateway(ctx context.Context, in *CloseGatewayRequest, opts ...grpc.CallOption) (*CloseGatewayResponse, error)
 	// AddGatewayPeer lets a key in. The same name with the same key changes nothing.
+	// It stays until it is removed, or until the right of the user who let it in is
+	// revoked.
 	AddGatewayPeer(ctx context.Context, in *AddGatewayPeerRequest, opts ...grpc.CallOption) (*AddGatewayPeerResponse, error)
 	// RemoveGatewayPeer cuts a peer: when it answers, the peer's connections are closed
 	// and its key is on disk no more.
@@ -124,6 +126,8 @@ type GatewaysServer interface {
 	// CloseGateway cuts every peer and forgets key and peers.
 	CloseGateway(context.Context, *CloseGatewayRequest) (*CloseGatewayResponse, error)
 	// AddGatewayPeer lets a key in. The same name with the same key changes nothing.
+	// It stays until it is removed, or until the right of the user who let it in is
+	// revoked.
 	AddGatewayPeer(context.Context, *AddGatewayPeerRequest) (*AddGatewayPeerResponse, error)
 	// RemoveGatewayPeer cuts a peer: when it answers, the peer's connections are closed
 	// and its key is on disk no more.
