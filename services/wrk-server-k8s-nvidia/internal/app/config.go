@@ -129,7 +129,7 @@ func Defaults() Config {
 		Base:      daemon.Base{Name: "wrk-server-k8s-nvidia", StateDirectory: "/var/lib/cosmicac/wrk-server-k8s-nvidia"},
 		Namespace: "cosmicac", VolumeMode: "Filesystem", DefaultDiskGiB: 40, SerialLog: true, Relist: 5 * time.Minute,
 		DeniedCIDRs: []string{"10.96.0.0/12", "10.244.0.0/16"}, Ports: PortsConfig{Service: string(corev1.ServiceTypeNodePort)},
-		Overlay:    OverlayConfig{Bridge: "br-cosmicac", VLANs: "100-199", MTU: 1450, Subnet: "10.64.0.0/24"},
+		Overlay:    OverlayConfig{Bridge: "br-cosmicac", VLANs: "100-199", MTU: 1450, Subnet: "10.64.0.0/24", VLANQuarantine: 10 * time.Minute},
 		AgentImage: "ghcr.io/cosmicac/agents:{version}",
 		RuntimeImages: map[string]string{
 			"vllm":     "docker://ghcr.io/cosmicac/runtime-vllm:{version}",

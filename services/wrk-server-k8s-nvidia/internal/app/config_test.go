@@ -59,14 +59,14 @@ func TestWhatAConfigurationCannotBe(t *testing.T) {
 	c.RuntimeImages["vllm"] = "two words"
 	c.Ports, c.Fabric.Devices = PortsConfig{Service: "Ingress", Address: "host:80"}, []string{"cx7", "rdma/shared", "nvidia.com/mlnx_cx7"}
 	c.Deadlines.Import, c.Deadlines.Eviction = 0, -1
-	c.Overlay = OverlayConfig{Driver: "ovn", Bridge: "br_1", VLANs: "100-5000", MTU: 500, Subnet: "10.64.0.0/28"}
+	c.Overlay = OverlayConfig{Driver: "ovn", Bridge: "br_1", VLANs: "100-5000", MTU: 500, Subnet: "10.64.0.0/28", VLANQuarantine: -1}
 	var fields []string
 	for _, b := range c.Validate() {
 		fields = append(fields, b.Field)
 	}
 	sort.Strings(fields)
 	want := "agent_image deadlines.eviction deadlines.import default_disk_gib denied_cidrs[0] fabric.devices[0] fabric.devices[1] kubeconfig namespace node_selector " +
-		"overlay.bridge overlay.driver overlay.mtu overlay.subnet overlay.vlans " +
+		"overlay.bridge overlay.driver overlay.mtu overlay.subnet overlay.vlan_quarantine overlay.vlans " +
 		"ports.address ports.service rack.id " +
 		"registry.pull_method relist runtime_images.vllm tolerations[0] volume_mode"
 	if got := strings.Join(fields, " "); got != want {

@@ -22,9 +22,15 @@ type OverlayConfig struct {
 	MTU int `yaml:"mtu"`
 	// Subnet holds the machines' addresses. [10.64.0.0/24]
 	Subnet string `yaml:"subnet"`
+	// VLANQuarantine is how long a VLAN that was given back is given to nobody; 0 for
+	// not at all. [10m]
+	VLANQuarantine time.Duration `yaml:"vlan_quarantine"`
 }
 
 const driverOVS = "ovs"
+
+// maximumQuarantine keeps a slip of the pen from taking every VLAN for good.
+const maximumQuarantine = 7 * 24 * time.Hour
 
 var bridgeName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,13}[a-z0-9])?$`)
 
@@ -47,6 +53,9 @@ func (o OverlayConfig) validate(add func(field, format string, a ...any)) {
 	if _, _, err := o.vlans(); err != nil {
 		add("overlay.vlans", "is a range like 100-199 within 1 to 4094")
 	}
+	if o.VLANQuarantine < 0 || o.VLANQuarantine > maximumQuarantine {
+		add("overlay.vlan_quarantine", "is 0 to %s", maximumQuarantine)
+	}
 	if o.MTU < 1280 || o.MTU > 9216 {
 		add("overlay.mtu", "is 1280 to 9216")
 	}
@@ -61,7 +70,7 @@ func (o OverlayConfig) driver(client *cluster.Client, now func() time.Time) over
 	first, last, _ := o.vlans()
 	subnet, _ := netip.ParsePrefix(o.Subnet)
 	return overlay.NewOVS(client.Networks.NetworkAttachmentDefinitions(client.Namespace), overlay.Options{
-		Off: o.Driver == "", Bridge: o.Bridge, First: first, Last: last, MTU: o.MTU, Subnet: subnet, Now: now,
+		Off: o.Driver == "", Bridge: o.Bridge, First: first, Last: last, MTU: o.MTU, Subnet: subnet, Quarantine: o.VLANQuarantine, Now: now,
 	})
 }
 

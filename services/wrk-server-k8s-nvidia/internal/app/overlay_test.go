@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -13,8 +14,10 @@ import (
 
 	nad "github.com/k8snetworkplumbingwg/network-attachment-definition-client/pkg/apis/k8s.cni.cncf.io/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
+	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/label"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/overlay"
 )
@@ -115,9 +118,29 @@ func TestEachGangHasANetworkOfItsOwnUntilItsMachinesAreGone(t *testing.T) {
 		t.Fatalf("left: %v", left)
 	}
 
-	// Now the third fits, in the VLAN that came free.
+	// The VLAN that came free is in quarantine: no leak, and nobody's until that is over.
 	w.end()
 	w = begin(t, d, "overlay", two).serves()
+	if res := w.apply(crowd); res.Claimed || !strings.Contains(res.Message, "1 of them in quarantine (the next is free at ") {
+		t.Errorf("a third beside a quarantine: %v", res)
+	}
+	resting := inQuarantine(t, d, "300", "301")
+	if len(resting) != 1 || resting[0].Labels[label.Rack] != "overlay" || resting[0].Labels[label.Job] != "" {
+		t.Fatalf("in quarantine: %v", resting)
+	}
+	res, err := w.Server.ListHoldings(t.Context(), &workerv1.ListHoldingsRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, h := range res.Holdings {
+		if h.Name == resting[0].Name {
+			t.Errorf("listed as held: %v", h)
+		}
+	}
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:"2020-01-01T00:00:00Z"}}}`, label.QuarantinedUntil)
+	if _, err := d.admin.Networks.NetworkAttachmentDefinitions(namespace).Patch(t.Context(), resting[0].Name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	w.claim(crowd)
 	w.until(third, up1)
 	if networkOf(t, d, third).Name == networkOf(t, d, second).Name {
@@ -130,6 +153,22 @@ func TestEachGangHasANetworkOfItsOwnUntilItsMachinesAreGone(t *testing.T) {
 			t.Fatalf("left: %v", left)
 		}
 	}
+}
+
+// inQuarantine are the attachments of these VLANs that are nobody's.
+func inQuarantine(t *testing.T, d *devcluster, vlans ...string) (out []*nad.NetworkAttachmentDefinition) {
+	t.Helper()
+	list, err := d.admin.Networks.NetworkAttachmentDefinitions(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range list.Items {
+		o := &list.Items[i]
+		if overlay.Quarantined(o) && slices.Contains(vlans, o.Name[strings.LastIndex(o.Name, "-")+1:]) {
+			out = append(out, o)
+		}
+	}
+	return out
 }
 
 // ovs is a driver over the real API server, as one worker has it.

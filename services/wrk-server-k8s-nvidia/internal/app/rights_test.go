@@ -79,7 +79,7 @@ func TestEveryRightOfTheShippedRoleIsUsedAndNoOther(t *testing.T) {
 	defer server.Close()
 	w := begin(t, d, "leak", func(s *Setup) {
 		s.Config.Rack.ID, s.Config.Kubeconfig = "rights", plainKubeconfig(t, server.URL)
-		s.Config.Deadlines.Orphan = 4 * time.Second
+		s.Config.Deadlines.Orphan, s.Config.Overlay.VLANQuarantine = 4*time.Second, time.Second
 		joinedBy(s)
 	})
 	w.Entry.Put(&orkv1.RackEntry{Id: "rights"})

@@ -129,9 +129,18 @@ func (e *Engine) removeNetwork(ctx context.Context, a *attempt, now time.Time) (
 }
 
 // sweepNetworks looks for networks of ours without an anchor. One goes only when
-// nothing is in it: another attempt will have it next.
+// nothing is in it: another attempt will have it next. Those whose quarantine is over
+// go, too, also when the overlay is off by now.
 func (e *Engine) sweepNetworks(ctx context.Context, consider considered) {
-	if e.s.Overlay == nil || e.s.Overlay.Plan() == nil {
+	if e.s.Overlay == nil {
+		return
+	}
+	sweepCtx, done := context.WithTimeout(ctx, callTimeout)
+	if err := e.s.Overlay.Sweep(sweepCtx, e.s.Network); err != nil {
+		e.o.Log.Warn("cannot remove networks whose quarantine is over, the next sweep tries again", "error", cluster.Words(err))
+	}
+	done()
+	if e.s.Overlay.Plan() == nil {
 		return
 	}
 	ns := e.o.Client.Namespace
@@ -159,7 +168,8 @@ func (e *Engine) sweepNetworks(ctx context.Context, consider considered) {
 			if len(vmis.Items)+len(pods.Items) > 0 {
 				return fmt.Errorf("machines of attempt %s are still there", attempt)
 			}
-			return e.o.Client.Networks.NetworkAttachmentDefinitions(ns).Delete(ctx, o.Name, exactly(o.UID))
+			_, err = e.s.Overlay.Release(ctx, attempt) // what is left of it is seen by the next sweep
+			return err
 		})
 	}
 }

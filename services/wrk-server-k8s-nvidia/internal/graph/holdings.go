@@ -15,6 +15,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/claim"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/cluster"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/label"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/overlay"
 )
 
 // holdingsMost bounds one answer.
@@ -100,7 +101,9 @@ func (e *Engine) Holdings(ctx context.Context) *workerv1.ListHoldingsResponse {
 			}
 			if err == nil {
 				for i := range l.Items {
-					add("NetworkAttachmentDefinition", &l.Items[i], "", 0)
+					if !overlay.Quarantined(&l.Items[i]) { // held by nobody
+						add("NetworkAttachmentDefinition", &l.Items[i], "", 0)
+					}
 				}
 			}
 			return err

@@ -39,6 +39,8 @@ const (
 	Image      = "cosmicac.dev/image"
 	// MadeFor is the number of the attempt for which a root disk was made.
 	MadeFor = "cosmicac.dev/made-for-attempt"
+	// QuarantinedUntil is when a VLAN that was given back may be given again, RFC 3339.
+	QuarantinedUntil = "cosmicac.dev/quarantined-until"
 )
 
 // Labels of KubeVirt that are read.

@@ -24,14 +24,18 @@ type Driver interface {
 	Plan() *Plan
 	// Allocate gives the attempt a network that no other has, and its name. Asked
 	// again it gives the same one; with plan.Network set exactly that one, made anew
-	// if somebody removed it. *Exhausted says that all are in use. Any other error
+	// if somebody removed it. *Exhausted says that all are in use or in quarantine. Any other error
 	// leaves open whether one was made: ask again, or Release.
 	Allocate(ctx context.Context, attempt string, plan *Plan, labels map[string]string) (string, error)
 	// Render is the place of an attempt's k-th machine. It asks nobody.
 	Render(plan *Plan, attempt string, k int) Place
 	// Release gives back what the attempt has, and names what the cluster has not
-	// removed yet. Only for an attempt whose machines and pods are gone.
+	// removed yet. Only for an attempt whose machines and pods are gone. The network is
+	// nobody's from then on, and given to nobody before its quarantine is over.
 	Release(ctx context.Context, attempt string) ([]string, error)
+	// Sweep removes what Release left of networks whose quarantine is over, of the
+	// mesh's network with this id alone.
+	Sweep(ctx context.Context, network string) error
 	// Preflight says in words what these nodes have of it, and what to do if that
 	// is not enough.
 	Preflight(ctx context.Context, nodes []*corev1.Node) (words, remedy string, good bool)

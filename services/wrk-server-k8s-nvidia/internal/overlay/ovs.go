@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	kubevirt "kubevirt.io/api/core/v1"
 
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/label"
@@ -25,6 +26,7 @@ type Attachments interface {
 	Create(ctx context.Context, o *nad.NetworkAttachmentDefinition, opts metav1.CreateOptions) (*nad.NetworkAttachmentDefinition, error)
 	Get(ctx context.Context, name string, opts metav1.GetOptions) (*nad.NetworkAttachmentDefinition, error)
 	List(ctx context.Context, opts metav1.ListOptions) (*nad.NetworkAttachmentDefinitionList, error)
+	Patch(ctx context.Context, name string, form types.PatchType, patch []byte, opts metav1.PatchOptions, subresources ...string) (*nad.NetworkAttachmentDefinition, error)
 	Delete(ctx context.Context, name string, opts metav1.DeleteOptions) error
 }
 
@@ -39,15 +41,20 @@ type Options struct {
 	First, Last int
 	MTU         int
 	Subnet      netip.Prefix
-	Now         func() time.Time
+	// Quarantine is how long a VLAN that was given back is given to nobody; 0 for not
+	// at all.
+	Quarantine time.Duration
+	Now        func() time.Time
 }
 
 // OVS gives each attempt a VLAN of its own on an Open vSwitch bridge, by ovs-cni.
 //
 // A VLAN is taken by an object of its name: the API server lets one of two racers
 // make it, whether they are two calls, two racks of the namespace or two lives of one
-// worker. A VLAN that was given back is taken again last, as switches forget slowly;
-// a restart forgets that order.
+// worker. A VLAN that was given back rests first, as switches forget slowly: its object
+// stays, says until when by the clock of the worker that gave it back, and is removed
+// or replaced after that. Of the free ones the one that was taken longest ago comes
+// first; a restart forgets that order alone.
 type OVS struct {
 	o           Options
 	attachments Attachments
@@ -101,10 +108,10 @@ func (d *OVS) Allocate(ctx context.Context, attempt string, plan *Plan, labels m
 	if err != nil {
 		return "", fmt.Errorf("list network attachments: %w", err)
 	}
-	taken, own := map[string]bool{}, []string{}
+	taken, own := map[string]*nad.NetworkAttachmentDefinition{}, []string{}
 	for i := range list.Items {
 		o := &list.Items[i]
-		taken[o.Name] = true
+		taken[o.Name] = o
 		if o.Labels[label.Attempt] == attempt && o.DeletionTimestamp == nil && strings.HasPrefix(o.Name, prefixOf(plan.Bridge)) {
 			own = append(own, o.Name)
 		}
@@ -119,8 +126,13 @@ func (d *OVS) Allocate(ctx context.Context, attempt string, plan *Plan, labels m
 		if err != nil {
 			return "", err
 		}
-		if taken[want.Name] {
-			continue
+		if o := taken[want.Name]; o != nil {
+			if !d.rested(o, labels[label.Network]) {
+				continue
+			}
+			if err := d.remove(ctx, o); err != nil {
+				return "", err
+			}
 		}
 		_, err = d.attachments.Create(ctx, want, strict)
 		switch {
@@ -130,7 +142,7 @@ func (d *OVS) Allocate(ctx context.Context, attempt string, plan *Plan, labels m
 			return "", fmt.Errorf("make network attachment %s: %w", want.Name, err)
 		}
 	}
-	return "", &Exhausted{fmt.Sprintf("all %d VLANs of bridge %s, %d to %d, are in use: wait, or widen overlay.vlans of the rack's worker", d.size(), plan.Bridge, d.o.First, d.o.Last)}
+	return "", d.exhausted(list.Items)
 }
 
 // again makes sure that the attempt's network is there still.
@@ -154,6 +166,9 @@ func (d *OVS) again(ctx context.Context, attempt string, plan *Plan, labels map[
 		return fmt.Errorf("read network attachment %s: %w", plan.Network, err)
 	}
 	if other := found.Labels[label.Attempt]; other != attempt {
+		if Quarantined(found) {
+			return &Lost{fmt.Sprintf("network attachment %s of attempt %s was given back and is in quarantine", plan.Network, attempt)}
+		}
 		return &Lost{fmt.Sprintf("network attachment %s of attempt %s was removed and is attempt %q's now", plan.Network, attempt, other)}
 	}
 	return nil
@@ -241,9 +256,12 @@ func (d *OVS) Release(ctx context.Context, attempt string) ([]string, error) {
 			if o.DeletionTimestamp != nil || try > 0 {
 				continue
 			}
-			err := d.attachments.Delete(ctx, o.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &o.UID}})
-			if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
-				return left, fmt.Errorf("delete network attachment %s: %w", o.Name, err)
+			give := d.rest
+			if d.o.Quarantine == 0 {
+				give = d.remove
+			}
+			if err := give(ctx, o); err != nil {
+				return left, err
 			}
 		}
 		if len(left) == 0 || try > 0 {
@@ -271,13 +289,7 @@ func (d *OVS) Preflight(ctx context.Context, nodes []*corev1.Node) (words, remed
 		return fmt.Sprintf("%d of %d nodes have bridge %s (resource %s): two are needed", with, len(nodes), d.o.Bridge, Marker(d.o.Bridge)),
 			"make the bridge and its VXLAN tunnels on the rack's nodes and run ovs-cni with its marker", false
 	}
-	used := 0
-	for i := range list.Items {
-		var vlan int
-		if _, err := fmt.Sscanf(list.Items[i].Name, prefixOf(d.o.Bridge)+"%d", &vlan); err == nil && vlan >= d.o.First && vlan <= d.o.Last {
-			used++
-		}
-	}
-	return fmt.Sprintf("Multus is served; bridge %s is on %d of %d nodes; %d of %d VLANs are in use (whether its tunnels join the nodes is not tried)",
-		d.o.Bridge, with, len(nodes), used, d.size()), "", true
+	used, resting, _ := d.use(list.Items)
+	return fmt.Sprintf("Multus is served; bridge %s is on %d of %d nodes; %d of %d VLANs are in use, %d in quarantine (whether its tunnels join the nodes is not tried)",
+		d.o.Bridge, with, len(nodes), used-resting, d.size(), resting), "", true
 }

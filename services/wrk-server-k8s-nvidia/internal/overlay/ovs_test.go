@@ -2,8 +2,10 @@ package overlay
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -51,7 +53,7 @@ func (m *memory) Create(_ context.Context, o *nad.NetworkAttachmentDefinition, _
 	}
 	m.uids++
 	c := o.DeepCopy()
-	c.UID = types.UID(fmt.Sprint(m.uids))
+	c.UID, c.ResourceVersion = types.UID(fmt.Sprint(m.uids)), fmt.Sprint(m.uids)
 	m.all[o.Name] = c
 	return c.DeepCopy(), m.after("create")
 }
@@ -80,6 +82,42 @@ func (m *memory) List(_ context.Context, o metav1.ListOptions) (*nad.NetworkAtta
 	return out, nil
 }
 
+func (m *memory) Patch(_ context.Context, name string, form types.PatchType, patch []byte, _ metav1.PatchOptions, _ ...string) (*nad.NetworkAttachmentDefinition, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if err := m.before("patch"); err != nil {
+		return nil, err
+	}
+	a := m.all[name]
+	if a == nil {
+		return nil, apierrors.NewNotFound(kind, name)
+	}
+	var of struct {
+		Metadata struct {
+			ResourceVersion string
+			Labels          map[string]*string
+			Annotations     map[string]string
+		}
+	}
+	if err := json.Unmarshal(patch, &of); err != nil || form != types.MergePatchType {
+		return nil, fmt.Errorf("a patch of form %s: %w", form, err)
+	}
+	if of.Metadata.ResourceVersion != a.ResourceVersion {
+		return nil, apierrors.NewConflict(kind, name, errors.New("another version"))
+	}
+	m.uids++
+	c := a.DeepCopy()
+	c.ResourceVersion = fmt.Sprint(m.uids)
+	maps.Copy(c.Annotations, of.Metadata.Annotations)
+	for k, v := range of.Metadata.Labels {
+		if delete(c.Labels, k); v != nil {
+			c.Labels[k] = *v
+		}
+	}
+	m.all[name] = c
+	return c.DeepCopy(), m.after("patch")
+}
+
 func (m *memory) Delete(_ context.Context, name string, o metav1.DeleteOptions) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -98,14 +136,18 @@ func (m *memory) Delete(_ context.Context, name string, o metav1.DeleteOptions) 
 }
 
 func driver(a Attachments, last int, now int64) *OVS {
+	return resting(a, last, 0, func() time.Time { return time.Unix(0, now) })
+}
+
+func resting(a Attachments, last int, quarantine time.Duration, now func() time.Time) *OVS {
 	return NewOVS(a, Options{
-		Bridge: "br-lab", First: 100, Last: last, MTU: 1450, Subnet: netip.MustParsePrefix("10.64.0.0/24"),
-		Now: func() time.Time { return time.Unix(0, now) },
+		Bridge: "br-lab", First: 100, Last: last, MTU: 1450, Subnet: netip.MustParsePrefix("10.64.0.0/24"), Quarantine: quarantine, Now: now,
 	})
 }
 
 // TestNoTwoAttemptsEverShareAVLAN lets two workers that know nothing of each other
-// allocate and give back in any order, with lost answers and restarts in between.
+// allocate and give back in any order, with lost answers and restarts in between, and
+// holds every VLAN against its quarantine.
 func TestNoTwoAttemptsEverShareAVLAN(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -123,13 +165,21 @@ func TestNoTwoAttemptsEverShareAVLAN(t *testing.T) {
 			}
 		}
 		m.before, m.after = fail("before"), fail("after")
-		racers := []*OVS{driver(m, 99+size, 0), driver(m, 99+size, 2)}
-		holds := map[string]string{} // what an attempt was told that it has
+		quarantine := rapid.SampledFrom([]time.Duration{0, time.Minute}).Draw(t, "quarantine")
+		now := time.Unix(1_800_000_000, 0)
+		clock := func() time.Time { return now }
+		racers := []*OVS{resting(m, 99+size, quarantine, clock), resting(m, 99+size, quarantine, clock)}
+		holds := map[string]string{}    // what an attempt was told that it has
+		freed := map[string]time.Time{} // when a VLAN was last given back
 		attempts := []string{"a-0", "a-1", "a-2", "a-3", "a-4", "a-5"}
 		t.Repeat(map[string]func(*rapid.T){
 			"allocate": func(t *rapid.T) {
 				a, who := rapid.SampledFrom(attempts).Draw(t, "attempt"), rapid.IntRange(0, 1).Draw(t, "racer")
 				failing = rapid.SampledFrom([]string{"", "", "before list", "before create", "after create"}).Draw(t, "fails")
+				held := map[string]bool{} // by this attempt, whatever it was told
+				for name, o := range m.all {
+					held[name] = o.Labels[label.Attempt] == a
+				}
 				name, err := racers[who].Allocate(t.Context(), a, &Plan{Bridge: "br-lab", MTU: 1450}, nil)
 				failing = ""
 				var full *Exhausted
@@ -138,21 +188,37 @@ func TestNoTwoAttemptsEverShareAVLAN(t *testing.T) {
 					if len(m.all) != size {
 						t.Fatalf("exhausted with %d of %d in use", len(m.all), size)
 					}
+					for name, o := range m.all {
+						if racers[who].rested(o, "") {
+							t.Fatalf("exhausted while %s is free", name)
+						}
+					}
 				case err != nil:
 					if !errors.Is(err, lost) {
 						t.Fatal(err)
 					}
 				case holds[a] != "" && holds[a] != name:
 					t.Fatalf("%s had %s and was given %s", a, holds[a], name)
+				case holds[a] == "" && now.Before(freed[name].Add(quarantine)) && !held[name]:
+					t.Fatalf("%s was given back at %s and is given again at %s", name, freed[name], now)
 				default:
 					holds[a] = name
 				}
 			},
 			"give back": func(t *rapid.T) {
 				a, who := rapid.SampledFrom(attempts).Draw(t, "attempt"), rapid.IntRange(0, 1).Draw(t, "racer")
-				failing = rapid.SampledFrom([]string{"", "", "before list", "before delete", "after delete"}).Draw(t, "fails")
+				failing = rapid.SampledFrom([]string{"", "", "before list", "before delete", "after delete", "before patch", "after patch"}).Draw(t, "fails")
+				had := ""
+				for name, o := range m.all {
+					if o.Labels[label.Attempt] == a {
+						had = name
+					}
+				}
 				left, err := racers[who].Release(t.Context(), a)
 				failing = ""
+				if had != "" && (m.all[had] == nil || m.all[had].Labels[label.Attempt] != a) {
+					freed[had] = now
+				}
 				if err == nil && len(left) == 0 {
 					delete(holds, a)
 				} else if !errors.Is(err, lost) {
@@ -162,8 +228,16 @@ func TestNoTwoAttemptsEverShareAVLAN(t *testing.T) {
 					delete(holds, a)
 				}
 			},
+			"sweep": func(t *rapid.T) {
+				if err := racers[rapid.IntRange(0, 1).Draw(t, "racer")].Sweep(t.Context(), ""); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"time passes": func(t *rapid.T) {
+				now = now.Add(time.Duration(rapid.Int64Range(1, int64(40*time.Second)).Draw(t, "by")))
+			},
 			"restart": func(t *rapid.T) {
-				racers[rapid.IntRange(0, 1).Draw(t, "racer")] = driver(m, 99+size, rapid.Int64Range(0, 100).Draw(t, "clock"))
+				racers[rapid.IntRange(0, 1).Draw(t, "racer")] = resting(m, 99+size, quarantine, clock)
 			},
 			"": func(t *rapid.T) {
 				owners, vlans := map[string]string{}, map[string]string{}
@@ -238,6 +312,85 @@ func TestAVLANThatWasGivenBackIsTakenAgainLast(t *testing.T) {
 	}
 }
 
+// TestAVLANThatWasGivenBackRestsWhoeverAsks walks through a quarantine, with a restart
+// and a second worker of the namespace.
+func TestAVLANThatWasGivenBackRestsWhoeverAsks(t *testing.T) {
+	t.Parallel()
+	m := newMemory()
+	now := time.Date(2026, 12, 2, 9, 0, 0, 1, time.UTC)
+	clock := func() time.Time { return now }
+	labels := map[string]string{label.Network: "n", label.Rack: "us", label.ManagedBy: label.Manager, label.Job: "j-1", label.Project: "p-1"}
+	d := resting(m, 101, 10*time.Minute, clock)
+	allocate := func(d *OVS, attempt string) (string, error) {
+		return d.Allocate(t.Context(), attempt, &Plan{Bridge: "br-lab"}, labels)
+	}
+	first, err := allocate(d, "a-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := allocate(d, "a-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if left, err := d.Release(t.Context(), "a-1"); err != nil || len(left) > 0 {
+		t.Fatalf("left %v, %v", left, err)
+	}
+	o := m.all[first]
+	if !Quarantined(o) || o.Labels[label.Job] != "" || o.Labels[label.Project] != "" || o.Labels[label.Network] != "n" || o.Labels[label.Rack] != "us" {
+		t.Errorf("in quarantine: %v %v", o.Labels, o.Annotations)
+	}
+	if words, _, _ := d.Preflight(t.Context(), []*corev1.Node{bridged("br-lab"), bridged("br-lab")}); !strings.Contains(words, "1 of 2 VLANs are in use, 1 in quarantine") {
+		t.Errorf("preflight: %s", words)
+	}
+
+	// Neither this worker nor another nor the next life of one gives it out.
+	for _, who := range []*OVS{d, resting(m, 101, 0, clock), resting(m, 101, 10*time.Minute, clock)} {
+		var full *Exhausted
+		_, err := allocate(who, "a-3")
+		if !errors.As(err, &full) || !strings.Contains(full.Words, "all 2 VLANs of bridge br-lab, 100 to 101, are taken, 1 of them in quarantine (the next is free at 2026-12-02T09:10:01Z)") {
+			t.Errorf("refused with %v", err)
+		}
+		if err := who.Sweep(t.Context(), "n"); err != nil || m.all[first] == nil {
+			t.Errorf("swept too early, %v", err)
+		}
+	}
+	// The attempt that had it learns that it is lost.
+	var lost *Lost
+	if _, err := d.Allocate(t.Context(), "a-1", &Plan{Bridge: "br-lab", Network: first}, labels); !errors.As(err, &lost) || !strings.Contains(lost.Words, "in quarantine") {
+		t.Errorf("%v", err)
+	}
+
+	// After that it is taken over, or removed where nobody wants it.
+	now = now.Add(10*time.Minute + time.Second)
+	if got, err := allocate(resting(m, 101, 10*time.Minute, clock), "a-3"); err != nil || got != first || Quarantined(m.all[first]) {
+		t.Errorf("got %s, %v", got, err)
+	}
+	if left, err := d.Release(t.Context(), "a-2"); err != nil || len(left) > 0 {
+		t.Fatalf("left %v, %v", left, err)
+	}
+	now = now.Add(11 * time.Minute)
+	if err := d.Sweep(t.Context(), "another"); err != nil || m.all[second] == nil {
+		t.Errorf("another network's was swept, %v", err)
+	}
+	if err := d.Sweep(t.Context(), "n"); err != nil || m.all[second] != nil || m.all[first] == nil {
+		t.Errorf("after the sweep: %v, %v", m.all, err)
+	}
+	m.before = func(string) error { return apierrors.NewNotFound(kind, "") }
+	if err := d.Sweep(t.Context(), "n"); err != nil {
+		t.Errorf("without Multus: %v", err)
+	}
+}
+
+// bridged is a node with these bridges.
+func bridged(bridges ...string) *corev1.Node {
+	n := &corev1.Node{}
+	n.Status.Capacity = corev1.ResourceList{}
+	for _, b := range bridges {
+		n.Status.Capacity[corev1.ResourceName(Marker(b))] = resource.MustParse("1k")
+	}
+	return n
+}
+
 func TestANetworkRemovedByHandIsMadeAnewUnlessAnotherHasItNow(t *testing.T) {
 	t.Parallel()
 	m := newMemory()
@@ -291,14 +444,7 @@ func TestMachinesOfANetworkHaveAddressesOfTheirOwn(t *testing.T) {
 
 func TestPreflightNamesWhatIsMissingOfTheOverlay(t *testing.T) {
 	t.Parallel()
-	node := func(bridges ...string) *corev1.Node {
-		n := &corev1.Node{}
-		n.Status.Capacity = corev1.ResourceList{}
-		for _, b := range bridges {
-			n.Status.Capacity[corev1.ResourceName(Marker(b))] = resource.MustParse("1k")
-		}
-		return n
-	}
+	node := bridged
 	m := newMemory()
 	d := driver(m, 101, 0)
 	if words, remedy, good := d.Preflight(t.Context(), []*corev1.Node{node("br-lab"), node("other")}); good || remedy == "" || !strings.Contains(words, "1 of 2 nodes have bridge br-lab") {

@@ -43,7 +43,7 @@ var Rights = []Right{
 	{"", "secrets", []string{"get", "create", "delete"}, false},
 	{"networking.k8s.io", "networkpolicies", []string{"get", "list", "create", "patch", "delete"}, false},
 	{"", "services", []string{"get", "list", "create", "delete"}, false},
-	{"k8s.cni.cncf.io", "network-attachment-definitions", []string{"get", "list", "create", "delete"}, false},
+	{"k8s.cni.cncf.io", "network-attachment-definitions", []string{"get", "list", "create", "patch", "delete"}, false},
 	{"coordination.k8s.io", "leases", []string{"get", "create", "update"}, false},
 	{"", "namespaces", []string{"get"}, false},
 	{"", "limitranges", []string{"list"}, false},
