@@ -993,7 +993,9 @@ type Holding struct {
 	Deleting  bool                   `protobuf:"varint,8,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	// Of a volume's objects alone; they belong to no job.
-	VolumeId      string `protobuf:"bytes,10,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	VolumeId string `protobuf:"bytes,10,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	// A probe's (ProbeRack): no record tells of it.
+	Probe         bool `protobuf:"varint,11,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1098,6 +1100,13 @@ func (x *Holding) GetVolumeId() string {
 	return ""
 }
 
+func (x *Holding) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
+}
+
 type CheckRackRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -1178,6 +1187,97 @@ func (x *CheckRackResponse) GetFindings() []*CheckFinding {
 	return nil
 }
 
+type ProbeRackRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What root disks are made of, "docker://registry/name:tag", at most 512 bytes; empty
+	// for the rack's own image of the runtime "command".
+	Image         string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeRackRequest) Reset() {
+	*x = ProbeRackRequest{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeRackRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeRackRequest) ProtoMessage() {}
+
+func (x *ProbeRackRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeRackRequest.ProtoReflect.Descriptor instead.
+func (*ProbeRackRequest) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ProbeRackRequest) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+type ProbeRackResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// A gate says that such a job cannot run; unknown that it was not tried.
+	Finding       *CheckFinding `protobuf:"bytes,1,opt,name=finding,proto3" json:"finding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ProbeRackResponse) Reset() {
+	*x = ProbeRackResponse{}
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProbeRackResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProbeRackResponse) ProtoMessage() {}
+
+func (x *ProbeRackResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProbeRackResponse.ProtoReflect.Descriptor instead.
+func (*ProbeRackResponse) Descriptor() ([]byte, []int) {
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ProbeRackResponse) GetFinding() *CheckFinding {
+	if x != nil {
+		return x.Finding
+	}
+	return nil
+}
+
 type CheckFinding struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// One or two words, stable: "kubevirt", "storage class".
@@ -1192,7 +1292,7 @@ type CheckFinding struct {
 
 func (x *CheckFinding) Reset() {
 	*x = CheckFinding{}
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[15]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1204,7 +1304,7 @@ func (x *CheckFinding) String() string {
 func (*CheckFinding) ProtoMessage() {}
 
 func (x *CheckFinding) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[15]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1217,7 +1317,7 @@ func (x *CheckFinding) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CheckFinding.ProtoReflect.Descriptor instead.
 func (*CheckFinding) Descriptor() ([]byte, []int) {
-	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{15}
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CheckFinding) GetRow() string {
@@ -1266,7 +1366,7 @@ type ApplyVolumeRequest struct {
 
 func (x *ApplyVolumeRequest) Reset() {
 	*x = ApplyVolumeRequest{}
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[16]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1278,7 +1378,7 @@ func (x *ApplyVolumeRequest) String() string {
 func (*ApplyVolumeRequest) ProtoMessage() {}
 
 func (x *ApplyVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[16]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1291,7 +1391,7 @@ func (x *ApplyVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyVolumeRequest.ProtoReflect.Descriptor instead.
 func (*ApplyVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{16}
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *ApplyVolumeRequest) GetVolumeId() string {
@@ -1346,7 +1446,7 @@ type ApplyVolumeResponse struct {
 
 func (x *ApplyVolumeResponse) Reset() {
 	*x = ApplyVolumeResponse{}
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[17]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1358,7 +1458,7 @@ func (x *ApplyVolumeResponse) String() string {
 func (*ApplyVolumeResponse) ProtoMessage() {}
 
 func (x *ApplyVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[17]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1371,7 +1471,7 @@ func (x *ApplyVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ApplyVolumeResponse.ProtoReflect.Descriptor instead.
 func (*ApplyVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{17}
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ApplyVolumeResponse) GetRefusal() string {
@@ -1390,7 +1490,7 @@ type DeleteVolumeRequest struct {
 
 func (x *DeleteVolumeRequest) Reset() {
 	*x = DeleteVolumeRequest{}
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[18]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1402,7 +1502,7 @@ func (x *DeleteVolumeRequest) String() string {
 func (*DeleteVolumeRequest) ProtoMessage() {}
 
 func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[18]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1415,7 +1515,7 @@ func (x *DeleteVolumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeRequest.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeRequest) Descriptor() ([]byte, []int) {
-	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{18}
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteVolumeRequest) GetVolumeId() string {
@@ -1433,7 +1533,7 @@ type DeleteVolumeResponse struct {
 
 func (x *DeleteVolumeResponse) Reset() {
 	*x = DeleteVolumeResponse{}
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[19]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1445,7 +1545,7 @@ func (x *DeleteVolumeResponse) String() string {
 func (*DeleteVolumeResponse) ProtoMessage() {}
 
 func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[19]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1458,7 +1558,7 @@ func (x *DeleteVolumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteVolumeResponse.ProtoReflect.Descriptor instead.
 func (*DeleteVolumeResponse) Descriptor() ([]byte, []int) {
-	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{19}
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{21}
 }
 
 // VolumeStatus is a volume as the cluster has it.
@@ -1481,7 +1581,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[20]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1493,7 +1593,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[20]
+	mi := &file_cosmicac_worker_v1_worker_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1506,7 +1606,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{20}
+	return file_cosmicac_worker_v1_worker_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *VolumeStatus) GetVolumeId() string {
@@ -1622,7 +1722,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\arack_id\x18\x01 \x01(\tR\x06rackId\x127\n" +
 	"\bholdings\x18\x02 \x03(\v2\x1b.cosmicac.worker.v1.HoldingR\bholdings\x12\x16\n" +
 	"\x06unread\x18\x03 \x03(\tR\x06unread\x12\x1c\n" +
-	"\ttruncated\x18\x04 \x01(\bR\ttruncated\"\xae\x02\n" +
+	"\ttruncated\x18\x04 \x01(\bR\ttruncated\"\xc4\x02\n" +
 	"\aHolding\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x17\n" +
@@ -1636,10 +1736,15 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1b\n" +
 	"\tvolume_id\x18\n" +
-	" \x01(\tR\bvolumeId\"\x12\n" +
+	" \x01(\tR\bvolumeId\x12\x14\n" +
+	"\x05probe\x18\v \x01(\bR\x05probe\"\x12\n" +
 	"\x10CheckRackRequest\"Q\n" +
 	"\x11CheckRackResponse\x12<\n" +
-	"\bfindings\x18\x01 \x03(\v2 .cosmicac.worker.v1.CheckFindingR\bfindings\"\x8e\x01\n" +
+	"\bfindings\x18\x01 \x03(\v2 .cosmicac.worker.v1.CheckFindingR\bfindings\"(\n" +
+	"\x10ProbeRackRequest\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\"O\n" +
+	"\x11ProbeRackResponse\x12:\n" +
+	"\afinding\x18\x01 \x01(\v2 .cosmicac.worker.v1.CheckFindingR\afinding\"\x8e\x01\n" +
 	"\fCheckFinding\x12\x10\n" +
 	"\x03row\x18\x01 \x01(\tR\x03row\x12:\n" +
 	"\averdict\x18\x02 \x01(\x0e2 .cosmicac.worker.v1.CheckVerdictR\averdict\x12\x18\n" +
@@ -1680,7 +1785,7 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\x10CHECK_VERDICT_OK\x10\x01\x12\x19\n" +
 	"\x15CHECK_VERDICT_WARNING\x10\x02\x12\x16\n" +
 	"\x12CHECK_VERDICT_GATE\x10\x03\x12\x19\n" +
-	"\x15CHECK_VERDICT_UNKNOWN\x10\x042\xde\x06\n" +
+	"\x15CHECK_VERDICT_UNKNOWN\x10\x042\xc3\a\n" +
 	"\x04Rack\x12c\n" +
 	"\tWatchRack\x12$.cosmicac.worker.v1.WatchRackRequest\x1a%.cosmicac.worker.v1.WatchRackResponse\"\a\xca\xc1\x18\x03\n" +
 	"\x01\x030\x01\x12j\n" +
@@ -1693,7 +1798,9 @@ const file_cosmicac_worker_v1_worker_proto_rawDesc = "" +
 	"\fListHoldings\x12'.cosmicac.worker.v1.ListHoldingsRequest\x1a(.cosmicac.worker.v1.ListHoldingsResponse\"\b\xca\xc1\x18\x04\n" +
 	"\x02\x03\a\x12b\n" +
 	"\tCheckRack\x12$.cosmicac.worker.v1.CheckRackRequest\x1a%.cosmicac.worker.v1.CheckRackResponse\"\b\xca\xc1\x18\x04\n" +
-	"\x02\x03\a\x12g\n" +
+	"\x02\x03\a\x12c\n" +
+	"\tProbeRack\x12$.cosmicac.worker.v1.ProbeRackRequest\x1a%.cosmicac.worker.v1.ProbeRackResponse\"\a\xca\xc1\x18\x03\n" +
+	"\x01\a0\x01\x12g\n" +
 	"\vApplyVolume\x12&.cosmicac.worker.v1.ApplyVolumeRequest\x1a'.cosmicac.worker.v1.ApplyVolumeResponse\"\a\xca\xc1\x18\x03\n" +
 	"\x01\x03\x12j\n" +
 	"\fDeleteVolume\x12'.cosmicac.worker.v1.DeleteVolumeRequest\x1a(.cosmicac.worker.v1.DeleteVolumeResponse\"\a\xca\xc1\x18\x03\n" +
@@ -1712,7 +1819,7 @@ func file_cosmicac_worker_v1_worker_proto_rawDescGZIP() []byte {
 }
 
 var file_cosmicac_worker_v1_worker_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_cosmicac_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_cosmicac_worker_v1_worker_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_cosmicac_worker_v1_worker_proto_goTypes = []any{
 	(AttemptPhase)(0),              // 0: cosmicac.worker.v1.AttemptPhase
 	(CheckVerdict)(0),              // 1: cosmicac.worker.v1.CheckVerdict
@@ -1731,63 +1838,68 @@ var file_cosmicac_worker_v1_worker_proto_goTypes = []any{
 	(*Holding)(nil),                // 14: cosmicac.worker.v1.Holding
 	(*CheckRackRequest)(nil),       // 15: cosmicac.worker.v1.CheckRackRequest
 	(*CheckRackResponse)(nil),      // 16: cosmicac.worker.v1.CheckRackResponse
-	(*CheckFinding)(nil),           // 17: cosmicac.worker.v1.CheckFinding
-	(*ApplyVolumeRequest)(nil),     // 18: cosmicac.worker.v1.ApplyVolumeRequest
-	(*ApplyVolumeResponse)(nil),    // 19: cosmicac.worker.v1.ApplyVolumeResponse
-	(*DeleteVolumeRequest)(nil),    // 20: cosmicac.worker.v1.DeleteVolumeRequest
-	(*DeleteVolumeResponse)(nil),   // 21: cosmicac.worker.v1.DeleteVolumeResponse
-	(*VolumeStatus)(nil),           // 22: cosmicac.worker.v1.VolumeStatus
-	(*v1.RackEntry)(nil),           // 23: cosmicac.ork.v1.RackEntry
-	(*v1.RackNode)(nil),            // 24: cosmicac.ork.v1.RackNode
-	(*timestamppb.Timestamp)(nil),  // 25: google.protobuf.Timestamp
-	(v1.Reason)(0),                 // 26: cosmicac.ork.v1.Reason
-	(*v1.AttemptNode)(nil),         // 27: cosmicac.ork.v1.AttemptNode
-	(*v1.JobSpec)(nil),             // 28: cosmicac.ork.v1.JobSpec
-	(*v1.AttachedVolume)(nil),      // 29: cosmicac.ork.v1.AttachedVolume
-	(*v11.Seed)(nil),               // 30: cosmicac.agent.v1.Seed
+	(*ProbeRackRequest)(nil),       // 17: cosmicac.worker.v1.ProbeRackRequest
+	(*ProbeRackResponse)(nil),      // 18: cosmicac.worker.v1.ProbeRackResponse
+	(*CheckFinding)(nil),           // 19: cosmicac.worker.v1.CheckFinding
+	(*ApplyVolumeRequest)(nil),     // 20: cosmicac.worker.v1.ApplyVolumeRequest
+	(*ApplyVolumeResponse)(nil),    // 21: cosmicac.worker.v1.ApplyVolumeResponse
+	(*DeleteVolumeRequest)(nil),    // 22: cosmicac.worker.v1.DeleteVolumeRequest
+	(*DeleteVolumeResponse)(nil),   // 23: cosmicac.worker.v1.DeleteVolumeResponse
+	(*VolumeStatus)(nil),           // 24: cosmicac.worker.v1.VolumeStatus
+	(*v1.RackEntry)(nil),           // 25: cosmicac.ork.v1.RackEntry
+	(*v1.RackNode)(nil),            // 26: cosmicac.ork.v1.RackNode
+	(*timestamppb.Timestamp)(nil),  // 27: google.protobuf.Timestamp
+	(v1.Reason)(0),                 // 28: cosmicac.ork.v1.Reason
+	(*v1.AttemptNode)(nil),         // 29: cosmicac.ork.v1.AttemptNode
+	(*v1.JobSpec)(nil),             // 30: cosmicac.ork.v1.JobSpec
+	(*v1.AttachedVolume)(nil),      // 31: cosmicac.ork.v1.AttachedVolume
+	(*v11.Seed)(nil),               // 32: cosmicac.agent.v1.Seed
 }
 var file_cosmicac_worker_v1_worker_proto_depIdxs = []int32{
-	23, // 0: cosmicac.worker.v1.WatchRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
-	24, // 1: cosmicac.worker.v1.WatchRackResponse.nodes:type_name -> cosmicac.ork.v1.RackNode
+	25, // 0: cosmicac.worker.v1.WatchRackRequest.entry:type_name -> cosmicac.ork.v1.RackEntry
+	26, // 1: cosmicac.worker.v1.WatchRackResponse.nodes:type_name -> cosmicac.ork.v1.RackNode
 	4,  // 2: cosmicac.worker.v1.WatchRackResponse.attempts:type_name -> cosmicac.worker.v1.AttemptStatus
-	25, // 3: cosmicac.worker.v1.WatchRackResponse.cluster_fault_since:type_name -> google.protobuf.Timestamp
-	22, // 4: cosmicac.worker.v1.WatchRackResponse.volumes:type_name -> cosmicac.worker.v1.VolumeStatus
+	27, // 3: cosmicac.worker.v1.WatchRackResponse.cluster_fault_since:type_name -> google.protobuf.Timestamp
+	24, // 4: cosmicac.worker.v1.WatchRackResponse.volumes:type_name -> cosmicac.worker.v1.VolumeStatus
 	0,  // 5: cosmicac.worker.v1.AttemptStatus.phase:type_name -> cosmicac.worker.v1.AttemptPhase
-	26, // 6: cosmicac.worker.v1.AttemptStatus.reason:type_name -> cosmicac.ork.v1.Reason
-	27, // 7: cosmicac.worker.v1.AttemptStatus.nodes:type_name -> cosmicac.ork.v1.AttemptNode
-	25, // 8: cosmicac.worker.v1.AttemptStatus.unreachable_since:type_name -> google.protobuf.Timestamp
-	25, // 9: cosmicac.worker.v1.AttemptStatus.disk_lost_since:type_name -> google.protobuf.Timestamp
-	28, // 10: cosmicac.worker.v1.ApplyAttemptRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
+	28, // 6: cosmicac.worker.v1.AttemptStatus.reason:type_name -> cosmicac.ork.v1.Reason
+	29, // 7: cosmicac.worker.v1.AttemptStatus.nodes:type_name -> cosmicac.ork.v1.AttemptNode
+	27, // 8: cosmicac.worker.v1.AttemptStatus.unreachable_since:type_name -> google.protobuf.Timestamp
+	27, // 9: cosmicac.worker.v1.AttemptStatus.disk_lost_since:type_name -> google.protobuf.Timestamp
+	30, // 10: cosmicac.worker.v1.ApplyAttemptRequest.spec:type_name -> cosmicac.ork.v1.JobSpec
 	6,  // 11: cosmicac.worker.v1.ApplyAttemptRequest.nodes:type_name -> cosmicac.worker.v1.PlanNode
-	29, // 12: cosmicac.worker.v1.ApplyAttemptRequest.volumes:type_name -> cosmicac.ork.v1.AttachedVolume
-	30, // 13: cosmicac.worker.v1.PlanNode.seed:type_name -> cosmicac.agent.v1.Seed
-	26, // 14: cosmicac.worker.v1.ApplyAttemptResponse.reason:type_name -> cosmicac.ork.v1.Reason
-	26, // 15: cosmicac.worker.v1.DeleteAttemptRequest.reason:type_name -> cosmicac.ork.v1.Reason
+	31, // 12: cosmicac.worker.v1.ApplyAttemptRequest.volumes:type_name -> cosmicac.ork.v1.AttachedVolume
+	32, // 13: cosmicac.worker.v1.PlanNode.seed:type_name -> cosmicac.agent.v1.Seed
+	28, // 14: cosmicac.worker.v1.ApplyAttemptResponse.reason:type_name -> cosmicac.ork.v1.Reason
+	28, // 15: cosmicac.worker.v1.DeleteAttemptRequest.reason:type_name -> cosmicac.ork.v1.Reason
 	14, // 16: cosmicac.worker.v1.ListHoldingsResponse.holdings:type_name -> cosmicac.worker.v1.Holding
-	25, // 17: cosmicac.worker.v1.Holding.created_at:type_name -> google.protobuf.Timestamp
-	17, // 18: cosmicac.worker.v1.CheckRackResponse.findings:type_name -> cosmicac.worker.v1.CheckFinding
-	1,  // 19: cosmicac.worker.v1.CheckFinding.verdict:type_name -> cosmicac.worker.v1.CheckVerdict
-	2,  // 20: cosmicac.worker.v1.Rack.WatchRack:input_type -> cosmicac.worker.v1.WatchRackRequest
-	5,  // 21: cosmicac.worker.v1.Rack.ApplyAttempt:input_type -> cosmicac.worker.v1.ApplyAttemptRequest
-	8,  // 22: cosmicac.worker.v1.Rack.DeleteAttempt:input_type -> cosmicac.worker.v1.DeleteAttemptRequest
-	10, // 23: cosmicac.worker.v1.Rack.DeleteJobDisks:input_type -> cosmicac.worker.v1.DeleteJobDisksRequest
-	12, // 24: cosmicac.worker.v1.Rack.ListHoldings:input_type -> cosmicac.worker.v1.ListHoldingsRequest
-	15, // 25: cosmicac.worker.v1.Rack.CheckRack:input_type -> cosmicac.worker.v1.CheckRackRequest
-	18, // 26: cosmicac.worker.v1.Rack.ApplyVolume:input_type -> cosmicac.worker.v1.ApplyVolumeRequest
-	20, // 27: cosmicac.worker.v1.Rack.DeleteVolume:input_type -> cosmicac.worker.v1.DeleteVolumeRequest
-	3,  // 28: cosmicac.worker.v1.Rack.WatchRack:output_type -> cosmicac.worker.v1.WatchRackResponse
-	7,  // 29: cosmicac.worker.v1.Rack.ApplyAttempt:output_type -> cosmicac.worker.v1.ApplyAttemptResponse
-	9,  // 30: cosmicac.worker.v1.Rack.DeleteAttempt:output_type -> cosmicac.worker.v1.DeleteAttemptResponse
-	11, // 31: cosmicac.worker.v1.Rack.DeleteJobDisks:output_type -> cosmicac.worker.v1.DeleteJobDisksResponse
-	13, // 32: cosmicac.worker.v1.Rack.ListHoldings:output_type -> cosmicac.worker.v1.ListHoldingsResponse
-	16, // 33: cosmicac.worker.v1.Rack.CheckRack:output_type -> cosmicac.worker.v1.CheckRackResponse
-	19, // 34: cosmicac.worker.v1.Rack.ApplyVolume:output_type -> cosmicac.worker.v1.ApplyVolumeResponse
-	21, // 35: cosmicac.worker.v1.Rack.DeleteVolume:output_type -> cosmicac.worker.v1.DeleteVolumeResponse
-	28, // [28:36] is the sub-list for method output_type
-	20, // [20:28] is the sub-list for method input_type
-	20, // [20:20] is the sub-list for extension type_name
-	20, // [20:20] is the sub-list for extension extendee
-	0,  // [0:20] is the sub-list for field type_name
+	27, // 17: cosmicac.worker.v1.Holding.created_at:type_name -> google.protobuf.Timestamp
+	19, // 18: cosmicac.worker.v1.CheckRackResponse.findings:type_name -> cosmicac.worker.v1.CheckFinding
+	19, // 19: cosmicac.worker.v1.ProbeRackResponse.finding:type_name -> cosmicac.worker.v1.CheckFinding
+	1,  // 20: cosmicac.worker.v1.CheckFinding.verdict:type_name -> cosmicac.worker.v1.CheckVerdict
+	2,  // 21: cosmicac.worker.v1.Rack.WatchRack:input_type -> cosmicac.worker.v1.WatchRackRequest
+	5,  // 22: cosmicac.worker.v1.Rack.ApplyAttempt:input_type -> cosmicac.worker.v1.ApplyAttemptRequest
+	8,  // 23: cosmicac.worker.v1.Rack.DeleteAttempt:input_type -> cosmicac.worker.v1.DeleteAttemptRequest
+	10, // 24: cosmicac.worker.v1.Rack.DeleteJobDisks:input_type -> cosmicac.worker.v1.DeleteJobDisksRequest
+	12, // 25: cosmicac.worker.v1.Rack.ListHoldings:input_type -> cosmicac.worker.v1.ListHoldingsRequest
+	15, // 26: cosmicac.worker.v1.Rack.CheckRack:input_type -> cosmicac.worker.v1.CheckRackRequest
+	17, // 27: cosmicac.worker.v1.Rack.ProbeRack:input_type -> cosmicac.worker.v1.ProbeRackRequest
+	20, // 28: cosmicac.worker.v1.Rack.ApplyVolume:input_type -> cosmicac.worker.v1.ApplyVolumeRequest
+	22, // 29: cosmicac.worker.v1.Rack.DeleteVolume:input_type -> cosmicac.worker.v1.DeleteVolumeRequest
+	3,  // 30: cosmicac.worker.v1.Rack.WatchRack:output_type -> cosmicac.worker.v1.WatchRackResponse
+	7,  // 31: cosmicac.worker.v1.Rack.ApplyAttempt:output_type -> cosmicac.worker.v1.ApplyAttemptResponse
+	9,  // 32: cosmicac.worker.v1.Rack.DeleteAttempt:output_type -> cosmicac.worker.v1.DeleteAttemptResponse
+	11, // 33: cosmicac.worker.v1.Rack.DeleteJobDisks:output_type -> cosmicac.worker.v1.DeleteJobDisksResponse
+	13, // 34: cosmicac.worker.v1.Rack.ListHoldings:output_type -> cosmicac.worker.v1.ListHoldingsResponse
+	16, // 35: cosmicac.worker.v1.Rack.CheckRack:output_type -> cosmicac.worker.v1.CheckRackResponse
+	18, // 36: cosmicac.worker.v1.Rack.ProbeRack:output_type -> cosmicac.worker.v1.ProbeRackResponse
+	21, // 37: cosmicac.worker.v1.Rack.ApplyVolume:output_type -> cosmicac.worker.v1.ApplyVolumeResponse
+	23, // 38: cosmicac.worker.v1.Rack.DeleteVolume:output_type -> cosmicac.worker.v1.DeleteVolumeResponse
+	30, // [30:39] is the sub-list for method output_type
+	21, // [21:30] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_cosmicac_worker_v1_worker_proto_init() }
@@ -1801,7 +1913,7 @@ func file_cosmicac_worker_v1_worker_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_cosmicac_worker_v1_worker_proto_rawDesc), len(file_cosmicac_worker_v1_worker_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -28,6 +28,7 @@ const (
 	Rack_DeleteJobDisks_FullMethodName = "/cosmicac.worker.v1.Rack/DeleteJobDisks"
 	Rack_ListHoldings_FullMethodName   = "/cosmicac.worker.v1.Rack/ListHoldings"
 	Rack_CheckRack_FullMethodName      = "/cosmicac.worker.v1.Rack/CheckRack"
+	Rack_ProbeRack_FullMethodName      = "/cosmicac.worker.v1.Rack/ProbeRack"
 	Rack_ApplyVolume_FullMethodName    = "/cosmicac.worker.v1.Rack/ApplyVolume"
 	Rack_DeleteVolume_FullMethodName   = "/cosmicac.worker.v1.Rack/DeleteVolume"
 )
@@ -57,6 +58,13 @@ type RackClient interface {
 	ListHoldings(ctx context.Context, in *ListHoldingsRequest, opts ...grpc.CallOption) (*ListHoldingsResponse, error)
 	// CheckRack looks whether the cluster has what a rack needs. It reads only.
 	CheckRack(ctx context.Context, in *CheckRackRequest, opts ...grpc.CallOption) (*CheckRackResponse, error)
+	// ProbeRack makes what jobs are made of, for real and one after another: a VM without
+	// a GPU, then one with one GPU of each model that the rack offers. They are claimed,
+	// counted and judged as attempts are; no record and no report tells of them. A row
+	// is sent as soon as it is known. The call returns once nothing of them is left;
+	// whoever ends it sooner, or ends the worker, has them removed behind it. One at a
+	// time: conflict while another runs.
+	ProbeRack(ctx context.Context, in *ProbeRackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ProbeRackResponse], error)
 	// ApplyVolume makes a volume, or says why the cluster does not take it. It returns
 	// once the cluster was told; reports say when the volume is usable. Idempotent by
 	// volume id. What is on it outlives every attempt and job.
@@ -143,6 +151,25 @@ func (c *rackClient) CheckRack(ctx context.Context, in *CheckRackRequest, opts .
 	return out, nil
 }
 
+func (c *rackClient) ProbeRack(ctx context.Context, in *ProbeRackRequest, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ProbeRackResponse], error) {
+	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
+	stream, err := c.cc.NewStream(ctx, &Rack_ServiceDesc.Streams[1], Rack_ProbeRack_FullMethodName, cOpts...)
+	if err != nil {
+		return nil, err
+	}
+	x := &grpc.GenericClientStream[ProbeRackRequest, ProbeRackResponse]{ClientStream: stream}
+	if err := x.ClientStream.SendMsg(in); err != nil {
+		return nil, err
+	}
+	if err := x.ClientStream.CloseSend(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Rack_ProbeRackClient = grpc.ServerStreamingClient[ProbeRackResponse]
+
 func (c *rackClient) ApplyVolume(ctx context.Context, in *ApplyVolumeRequest, opts ...grpc.CallOption) (*ApplyVolumeResponse, error) {
 	cOpts := append([]grpc.CallOption{grpc.StaticMethod()}, opts...)
 	out := new(ApplyVolumeResponse)
@@ -188,6 +215,13 @@ type RackServer interface {
 	ListHoldings(context.Context, *ListHoldingsRequest) (*ListHoldingsResponse, error)
 	// CheckRack looks whether the cluster has what a rack needs. It reads only.
 	CheckRack(context.Context, *CheckRackRequest) (*CheckRackResponse, error)
+	// ProbeRack makes what jobs are made of, for real and one after another: a VM without
+	// a GPU, then one with one GPU of each model that the rack offers. They are claimed,
+	// counted and judged as attempts are; no record and no report tells of them. A row
+	// is sent as soon as it is known. The call returns once nothing of them is left;
+	// whoever ends it sooner, or ends the worker, has them removed behind it. One at a
+	// time: conflict while another runs.
+	ProbeRack(*ProbeRackRequest, grpc.ServerStreamingServer[ProbeRackResponse]) error
 	// ApplyVolume makes a volume, or says why the cluster does not take it. It returns
 	// once the cluster was told; reports say when the volume is usable. Idempotent by
 	// volume id. What is on it outlives every attempt and job.
@@ -222,6 +256,9 @@ func (UnimplementedRackServer) ListHoldings(context.Context, *ListHoldingsReques
 }
 func (UnimplementedRackServer) CheckRack(context.Context, *CheckRackRequest) (*CheckRackResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method CheckRack not implemented")
+}
+func (UnimplementedRackServer) ProbeRack(*ProbeRackRequest, grpc.ServerStreamingServer[ProbeRackResponse]) error {
+	return status.Error(codes.Unimplemented, "method ProbeRack not implemented")
 }
 func (UnimplementedRackServer) ApplyVolume(context.Context, *ApplyVolumeRequest) (*ApplyVolumeResponse, error) {
 	return nil, status.Error(codes.Unimplemented, "method ApplyVolume not implemented")
@@ -351,6 +388,17 @@ func _Rack_CheckRack_Handler(srv interface{}, ctx context.Context, dec func(inte
 	return interceptor(ctx, in, info, handler)
 }
 
+func _Rack_ProbeRack_Handler(srv interface{}, stream grpc.ServerStream) error {
+	m := new(ProbeRackRequest)
+	if err := stream.RecvMsg(m); err != nil {
+		return err
+	}
+	return srv.(RackServer).ProbeRack(m, &grpc.GenericServerStream[ProbeRackRequest, ProbeRackResponse]{ServerStream: stream})
+}
+
+// This type alias is provided for backwards compatibility with existing code that references the prior non-generic stream type by name.
+type Rack_ProbeRackServer = grpc.ServerStreamingServer[ProbeRackResponse]
+
 func _Rack_ApplyVolume_Handler(srv interface{}, ctx context.Context, dec func(interface{}) error, interceptor grpc.UnaryServerInterceptor) (interface{}, error) {
 	in := new(ApplyVolumeRequest)
 	if err := dec(in); err != nil {
@@ -427,6 +475,11 @@ var Rack_ServiceDesc = grpc.ServiceDesc{
 		{
 			StreamName:    "WatchRack",
 			Handler:       _Rack_WatchRack_Handler,
+			ServerStreams: true,
+		},
+		{
+			StreamName:    "ProbeRack",
+			Handler:       _Rack_ProbeRack_Handler,
 			ServerStreams: true,
 		},
 	},
