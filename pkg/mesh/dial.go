@@ -78,13 +78,13 @@ func (t *watchedTransport) DialWithUpdates(ctx context.Context, a ma.Multiaddr, 
 	return c, err
 }
 
-// Listen makes what it accepts able to stand aside, as Dial does.
+// Listen guards what it accepts, and makes QUIC able to stand aside as Dial does.
 func (t *watchedTransport) Listen(a ma.Multiaddr) (transport.Listener, error) {
 	l, err := t.Transport.Listen(a)
-	if err == nil && transportOf(a) == "quic" {
-		l = asideListener{l}
+	if err != nil {
+		return nil, err
 	}
-	return l, err
+	return guardedListener{l, transportOf(a) == "quic"}, nil
 }
 
 func (t *watchedTransport) Close() error {

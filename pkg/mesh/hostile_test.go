@@ -15,18 +15,22 @@ import (
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/core/protocol"
 	libp2ptls "github.com/libp2p/go-libp2p/p2p/security/tls"
+	quic "github.com/libp2p/go-libp2p/p2p/transport/quic"
 	"github.com/libp2p/go-libp2p/p2p/transport/tcp"
 )
 
 // rude is a bare libp2p host with none of our manners.
-func rude(t *testing.T, to *spot) host.Host {
+func rude(t *testing.T, to *spot, before ...func(host.Host)) host.Host {
 	t.Helper()
-	h, err := libp2p.New(libp2p.NoListenAddrs, libp2p.DisableMetrics(), libp2p.Transport(tcp.NewTCPTransport), libp2p.Security(libp2ptls.ID, libp2ptls.New),
+	h, err := libp2p.New(libp2p.NoListenAddrs, libp2p.DisableMetrics(), libp2p.Transport(tcp.NewTCPTransport), libp2p.Transport(quic.NewTransport), libp2p.Security(libp2ptls.ID, libp2ptls.New),
 		libp2p.ResourceManager(&network.NullResourceManager{}))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = h.Close() })
+	for _, f := range before {
+		f(h)
+	}
 	at, err := peer.AddrInfoFromString(to.Addresses()[0])
 	if err == nil {
 		err = h.Connect(within(t), *at)

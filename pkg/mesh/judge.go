@@ -25,8 +25,10 @@ func (n *Node) judge(ctx context.Context, s *session, shown *meshv1.Credential) 
 	}
 	n.adopt(s.peer, shown.GetRosterEnvelope(), shown.GetNetworkInfoEnvelope())
 	var info uint64
-	if i, err := trust.OpenNetworkInfo(shown.GetNetworkInfoEnvelope()); err == nil {
-		info = i.GetSequence()
+	if envelope := shown.GetNetworkInfoEnvelope(); len(envelope) > 0 {
+		if i, err := trust.OpenNetworkInfo(envelope); err == nil {
+			info = i.GetSequence()
+		}
 	}
 	s.holds(shown.GetRosterVersion(), info)
 	c, err := n.classify(s, shown)

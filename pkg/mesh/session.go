@@ -27,6 +27,7 @@ type session struct {
 	ended   time.Time     // guarded by sessions.mu
 
 	aside   *aside       // of QUIC
+	guard   *guarded     // of what was accepted; nil through a relay
 	life    *pulse       // watch alone asks it
 	heard   atomic.Int64 // monotonic nanoseconds since the node's start
 	doubted atomic.Int64 // when a sign of life was last asked for, on the same clock
@@ -63,6 +64,9 @@ func newSession(c network.Conn, life *pulse, now int64) *session {
 	}
 	s.heard.Store(now)
 	c.As(&s.aside)
+	if c.As(&s.guard) {
+		s.known = s.guard.known
+	}
 	return s
 }
 
@@ -119,6 +123,9 @@ func (s *session) admit(c Caller, shown *meshv1.Credential) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.who, s.credential = &c, shown
+	if s.guard != nil {
+		s.guard.admitted.Store(true)
+	}
 	closeOnce(s.known)
 	if s.welcome {
 		closeOnce(s.settled)
@@ -165,7 +172,9 @@ func (s *session) fail(err error) {
 }
 
 func (s *session) failEnded() {
-	s.fail(fault.New(fault.Unreachable, "the connection to %s ended", s.peer))
+	if s.ending() == nil {
+		s.fail(fault.New(fault.Unreachable, "the connection to %s ended", s.peer))
+	}
 }
 
 // ending is the refusal or the end, nil while neither is known.
@@ -253,14 +262,14 @@ type sessions struct {
 	mu    sync.Mutex
 	byID  map[network.Conn]*session
 	peers map[peer.ID][]*session
-	past  map[network.Conn]*session // ended a moment ago: a dialer may still ask why
+	past  map[string]*session // by the connection's id; ended a moment ago: a dialer may still ask why
 }
 
 // pastMost bounds the ended sessions that are remembered.
 const pastMost = 4096
 
 func newSessions() *sessions {
-	return &sessions{byID: make(map[network.Conn]*session), peers: make(map[peer.ID][]*session), past: make(map[network.Conn]*session)}
+	return &sessions{byID: make(map[network.Conn]*session), peers: make(map[peer.ID][]*session), past: make(map[string]*session)}
 }
 
 // begin makes the session of a new connection. The library says Connected before
@@ -289,7 +298,7 @@ func (t *sessions) dialed(c network.Conn) *session {
 	if s := t.byID[c]; s != nil {
 		return s
 	}
-	return t.past[c]
+	return t.past[c.ID()]
 }
 
 // forgetPast drops what ended longer ago.
@@ -304,36 +313,44 @@ func (t *sessions) forgetPast(older time.Duration) {
 }
 
 // end removes the session of a closed connection.
-func (t *sessions) end(c network.Conn) *session {
+func (t *sessions) end(c network.Conn) {
+	s := t.get(c)
+	if s == nil {
+		return
+	}
+	closeOnce(s.gone)
+	past := s
+	if s.asking.Load() == 0 { // else the introduction says why: a refusal closes too
+		s.failEnded()
+		past = s.remains()
+	}
 	t.mu.Lock()
-	s := t.byID[c]
-	if s != nil {
-		delete(t.byID, c)
-		if len(t.past) >= pastMost {
-			clear(t.past)
-		}
-		s.ended = time.Now()
-		t.past[c] = s
-		rest := t.peers[s.peer][:0:0]
-		for _, o := range t.peers[s.peer] {
-			if o != s {
-				rest = append(rest, o)
-			}
-		}
-		if len(rest) == 0 {
-			delete(t.peers, s.peer)
-		} else {
-			t.peers[s.peer] = rest
+	defer t.mu.Unlock()
+	delete(t.byID, c)
+	if len(t.past) >= pastMost {
+		clear(t.past)
+	}
+	past.ended = time.Now()
+	t.past[c.ID()] = past
+	rest := t.peers[s.peer][:0:0]
+	for _, o := range t.peers[s.peer] {
+		if o != s {
+			rest = append(rest, o)
 		}
 	}
-	t.mu.Unlock()
-	if s != nil {
-		closeOnce(s.gone)
-		if s.asking.Load() == 0 { // else the introduction says why: a refusal closes too
-			s.failEnded()
-		}
+	if len(rest) == 0 {
+		delete(t.peers, s.peer)
+	} else {
+		t.peers[s.peer] = rest
 	}
-	return s
+}
+
+// remains is what is kept of an ended session: why it ended, and not the connection,
+// whose buffers strangers would fill memory with.
+func (s *session) remains() *session {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return &session{peer: s.peer, inbound: s.inbound, gone: s.gone, known: s.known, settled: s.settled, shown: s.shown, err: s.err}
 }
 
 func (t *sessions) all() []*session {

@@ -131,17 +131,6 @@ func (c *aside) Transport() transport.Transport {
 	return c.CapableConn.Transport()
 }
 
-// asideListener makes the accepted connections able to.
-type asideListener struct{ transport.Listener }
-
-func (l asideListener) Accept() (transport.CapableConn, error) {
-	c, err := l.Listener.Accept()
-	if err != nil {
-		return nil, err
-	}
-	return &aside{CapableConn: c}, nil
-}
-
 type asideTransport struct{ transport.Transport }
 
 func (asideTransport) Proxy() bool { return true }
