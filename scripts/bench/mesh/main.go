@@ -92,7 +92,7 @@ func run(out io.Writer) error {
 	only := flag.String("subjects", "", "the subjects of unary, bulk and beside, such as 'ours TCP,gRPC over TLS'; empty is all")
 	nodes := flag.String("dht", "", "sizes of the DHT for find, such as 5,50,200; empty is the default")
 	file := flag.String("json", "", "write one JSON object a line into this file")
-	profiles := flag.String("cpuprofile", "", "write processor profiles of unary at 128 callers and of bulk into this folder")
+	profiles := flag.String("cpuprofile", "", "write processor profiles of unary at 128 callers, of bulk and of stranger into this folder")
 	flag.Parse()
 
 	b := full()

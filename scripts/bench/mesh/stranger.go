@@ -247,6 +247,10 @@ func (b *bench) strangers(name, transport string) error {
 	attack := &AttackRequest{NetworkID: id[:], To: p.endpoint, PerSecond: strangerRate, Nanoseconds: int64(b.strangerSlice)}
 	var res AttackResult
 	steady := make(chan error, 1)
+	stop, err := b.profilePair(p, true, "stranger")
+	if err != nil {
+		return err
+	}
 	began = time.Now()
 	go func() { steady <- p.client.call(answerLimit, "Steady", calls, &beside) }()
 	err = attacker.call(answerLimit, "Attack", attack, &res)
@@ -258,6 +262,9 @@ func (b *bench) strangers(name, transport string) error {
 		return err
 	}
 	took := time.Since(began).Seconds()
+	if err := stop(); err != nil {
+		return err
+	}
 	if res.Refused == 0 || res.Failed > res.Refused/10 {
 		return fmt.Errorf("of the strangers' attempts %d were refused and %d ended otherwise, the last so: %s", res.Refused, res.Failed, res.LastFailure)
 	}
