@@ -493,6 +493,11 @@ func (l *lab) redeem(seed *agentv1.Seed, key *identity.Key) (*agent, error) {
 
 // attend keeps a stream open and reports a phase until stop.
 func (l *lab) attend(a *agent, phase agentv1.Phase) {
+	l.says(a, &agentv1.Report{Phase: phase, Message: "as told", Simulated: true})
+}
+
+// says is attend with any report.
+func (l *lab) says(a *agent, report *agentv1.Report) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var done sync.WaitGroup
 	a.stop = sync.OnceFunc(func() { cancel(); done.Wait() })
@@ -501,7 +506,9 @@ func (l *lab) attend(a *agent, phase agentv1.Phase) {
 		for n := uint64(1); ctx.Err() == nil; n++ {
 			s, err := a.client.Attend(ctx)
 			if err == nil {
-				err = s.Send(&orkv1.AttendRequest{Report: &agentv1.Report{Sequence: n, Phase: phase, Message: "as told", Simulated: true}})
+				said := proto.Clone(report).(*agentv1.Report)
+				said.Sequence = n
+				err = s.Send(&orkv1.AttendRequest{Report: said})
 			}
 			for err == nil {
 				var r *orkv1.AttendResponse
@@ -526,13 +533,16 @@ func (l *lab) attend(a *agent, phase agentv1.Phase) {
 	})
 }
 
-// boot plays the agent of a job's newest attempt, ready at once.
+// boot plays the agent of a job's newest attempt, ready as soon as the orchestrator has
+// heard of its machine; until then an agent is told to try again.
 func (l *lab) boot(attemptID string) *agent {
 	l.t.Helper()
-	a, err := l.redeem(seedOf(l, attemptID), newKey(l.t))
-	if err != nil {
-		l.t.Fatal(err)
-	}
+	var a *agent
+	l.eventually("the agent is let in", func() (done bool) {
+		var err error
+		a, err = l.redeem(seedOf(l, attemptID), newKey(l.t))
+		return err == nil
+	})
 	l.attend(a, agentv1.Phase_PHASE_READY)
 	return a
 }

@@ -50,26 +50,12 @@ func (l *lab) comes(id string, index uint32, revision uint64) *orkv1.Attempt {
 	return a
 }
 
-// arrives plays the agent of an attempt as soon as the orchestrator has heard of its
-// machine; until then an agent is told to try again.
-func (l *lab) arrives(attemptID string) {
-	l.t.Helper()
-	l.eventually("the agent is let in", func() bool {
-		a, err := l.redeem(seedOf(l, attemptID), newKey(l.t))
-		if err != nil {
-			return false
-		}
-		l.attend(a, agentv1.Phase_PHASE_READY)
-		return true
-	})
-}
-
 // serve makes a job whose replicas all serve.
 func (l *lab) serve(s *orkv1.JobSpec) *orkv1.Job {
 	l.t.Helper()
 	j := l.create(s)
 	for i := range s.Inference.Replicas {
-		l.arrives(l.comes(j.Id, i, 1).Id)
+		l.boot(l.comes(j.Id, i, 1).Id)
 	}
 	return l.awaitThat(j.Id, "all replicas serve", func(j *orkv1.Job) bool { return len(serving(j, 1)) == int(s.Inference.Replicas) })
 }
@@ -140,12 +126,12 @@ func TestTwoReplicasThatFillTheRackAreUpdatedOneAtATimeThroughAKill(t *testing.T
 	_, err = l.jobs.UpdateJob(l.ctx, &orkv1.UpdateJobRequest{Id: j.Id, Strategy: stopFirst, Arguments: arguments("--other"), ExpectedSpecRevision: 1})
 	turnedDown(t, err, fault.Conflict, "number 2 by now", "expected_spec_revision is 2")
 
-	l.arrives(first.Id)
+	l.boot(first.Id)
 	second := l.comes(j.Id, 0, 2)
 	if is := l.get(j.Id); !slices.Equal(serving(is, 2), []uint32{1}) {
 		t.Errorf("the second was taken down while the first does not serve: %v", is)
 	}
-	l.arrives(second.Id)
+	l.boot(second.Id)
 	is = l.awaitThat(j.Id, "updated", func(j *orkv1.Job) bool { return len(serving(j, 2)) == 2 && condition(j, "updating") == "" })
 	if _, most := l.worker.count(); most > 2 || len(is.Replicas) != 2 || len(is.Replicas[0].Attempts) != 2 {
 		t.Errorf("%d GPUs were held at once: %v", most, is)
@@ -168,7 +154,7 @@ func TestASurgeNeverHasFewerReplicasServeThanWereAskedFor(t *testing.T) {
 	if is := l.get(j.Id); len(serving(is, 1)) != 2 {
 		t.Errorf("an old one left before the new one serves: %v", is)
 	}
-	l.arrives(beside.Id)
+	l.boot(beside.Id)
 	next := l.comes(j.Id, 1, 2)
 	is := l.get(j.Id)
 	if !slices.Equal(serving(is, 1), []uint32{0}) || !slices.Equal(serving(is, 2), []uint32{2}) {
@@ -177,7 +163,7 @@ func TestASurgeNeverHasFewerReplicasServeThanWereAskedFor(t *testing.T) {
 	if r, a := replica(is, 1); r.Id == j.Replicas[1].Id || a.Number != 1 {
 		t.Errorf("the place of the one that left is taken by %v", r)
 	}
-	l.arrives(next.Id)
+	l.boot(next.Id)
 	is = l.awaitThat(j.Id, "updated", func(j *orkv1.Job) bool { return len(j.Replicas) == 2 && len(j.Conditions) == 0 })
 	if !slices.Equal(serving(is, 2), []uint32{1, 2}) {
 		t.Errorf("%v", is)
@@ -227,7 +213,7 @@ func TestAnUpdateWhoseReplicaFailsStopsThereAndTheOthersServeOn(t *testing.T) {
 	if r.Job.SpecRevision != 3 || condition(r.Job, "update_stopped") != "" {
 		t.Errorf("%v", r.Job)
 	}
-	l.arrives(l.comes(j.Id, 2, 3).Id)
+	l.boot(l.comes(j.Id, 2, 3).Id)
 	is = l.awaitThat(j.Id, "back", func(j *orkv1.Job) bool { return len(j.Conditions) == 0 && len(serving(j, 3)) == 1 })
 	if !slices.Equal(serving(is, 1), []uint32{0, 1}) {
 		t.Errorf("what ran well was replaced, too: %v", is)
@@ -241,9 +227,9 @@ func TestReplicasComeAndGoWithTheirNumber(t *testing.T) {
 	j := l.serve(inferenceSpec("m", 1))
 	l.update(&orkv1.UpdateJobRequest{Id: j.Id, Strategy: stopFirst, Replicas: 3})
 	one, two := l.comes(j.Id, 1, 2), l.comes(j.Id, 2, 2)
-	l.arrives(two.Id)
+	l.boot(two.Id)
 	l.awaitThat(j.Id, "degraded", func(j *orkv1.Job) bool { return condition(j, "degraded") == "degraded 2/3" })
-	l.arrives(one.Id)
+	l.boot(one.Id)
 	is := l.awaitThat(j.Id, "three serve", func(j *orkv1.Job) bool { return len(j.Conditions) == 0 && len(serving(j, 2)) == 2 })
 	if !slices.Equal(serving(is, 1), []uint32{0}) {
 		t.Errorf("the one that served was replaced: %v", is)
