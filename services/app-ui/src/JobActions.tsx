@@ -3,6 +3,7 @@ import { Button, Group, List, Text } from '@mantine/core';
 import { useState } from 'react';
 import { Ask } from './Ask';
 import { call, ended, type Job } from './api';
+import { ChangeJob } from './ChangeJob';
 import { plural } from './format';
 import { useMe } from './me';
 
@@ -30,6 +31,7 @@ export function JobActions({ job, changed }: { job: Job; changed: (job: Job) => 
   const keptDisk = lost || !started ? [] : [`the ${disks}, with everything on it`];
   return (
     <Group gap="xs">
+      {model && !over && job.state !== 'stopping' && <ChangeJob job={job} changed={changed} />}
       {over ? <Button variant="default" onClick={() => setAsking('start')}>Start again</Button> : (
         <>
           <Button variant="default" onClick={() => setAsking('stop')} disabled={job.state === 'stopping'}>Stop</Button>

@@ -14,7 +14,7 @@ export interface Attempt {
 export interface Replica { id: string; index: number; state: string; reason: string; message: string; attempts?: Attempt[] | null }
 export interface Job {
   id: string; kind: string; name: string; tags?: string[] | null; location: string; gpu?: GPU | null; cpu_cores_per_gpu: number; memory_gib_per_gpu: number;
-  disk_gib: number; image: string; model: string; runtime: string; replicas: number; require_authorization?: boolean; placement: string; priority: number;
+  disk_gib: number; image: string; model: string; runtime: string; replicas: number; engine_arguments?: string[] | null; spec_revision: number; require_authorization?: boolean; placement: string; priority: number;
   max_duration_seconds: number; idle_stop_seconds: number; cost_limit_cents: number; price_cents_per_gpu_hour?: number | null; currency: string; cost_cents: number;
   ports?: Port[] | null; volumes?: AttachedVolume[] | null;
   project_id: string; user_id: string; state: string; reason: string; message: string; conditions?: Condition[] | null; endpoint_id?: string; simulated?: boolean;
