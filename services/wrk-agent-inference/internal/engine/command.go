@@ -36,7 +36,7 @@ func (n *names) Set(v string) error {
 // Main runs the engine until SIGTERM and returns the exit code.
 func Main(arguments []string, version string, stderr io.Writer) int {
 	flags := flag.NewFlagSet(Command, flag.ContinueOnError)
-	flags.SetOutput(stderr)
+	flags.SetOutput(io.Discard)
 	listen := flags.String("listen", "127.0.0.1:0", "`address`: unix:PATH, or a loopback host:port")
 	var served names
 	flags.Var(&served, "served-model-name", "a `name` to serve; may be repeated")
@@ -44,12 +44,15 @@ func Main(arguments []string, version string, stderr io.Writer) int {
 	running := flags.Int("max-num-seqs", 8, "`requests` that generate at once")
 	waiting := flags.Int("max-num-queued-reqs", 256, "`requests` that may wait")
 	grace := flags.Duration("shutdown-timeout", 20*time.Second, "how `long` running requests may finish at SIGTERM")
-	if err := flags.Parse(arguments); err != nil {
-		return 2
-	}
 	fail := func(code int, format string, a ...any) int {
 		fmt.Fprintf(stderr, "engine: "+format+"\n", a...)
 		return code
+	}
+	if err := flags.Parse(arguments); err != nil {
+		// The last line is what a job shows of an engine that ended.
+		flags.SetOutput(stderr)
+		flags.PrintDefaults()
+		return fail(2, "%v", err)
 	}
 	if flags.NArg() > 0 {
 		return fail(2, "no argument %q is known", flags.Arg(0))

@@ -366,3 +366,17 @@ func eventually(t *testing.T, what string, f func() bool) {
 	}
 	t.Fatalf("did not come to pass: %s", what)
 }
+
+func TestWrongArgumentIsNamedInTheLastLine(t *testing.T) {
+	t.Parallel()
+	for argument, want := range map[string]string{"--no-such-flag": "no-such-flag", "--max-num-seqs=many": "max-num-seqs", "word": `"word"`} {
+		var said bytes.Buffer
+		if code := engine.Main([]string{argument}, "test", &said); code != 2 {
+			t.Errorf("%s: exit code %d", argument, code)
+		}
+		lines := strings.Split(strings.TrimSpace(said.String()), "\n")
+		if last := lines[len(lines)-1]; !strings.HasPrefix(last, "engine: ") || !strings.Contains(last, want) {
+			t.Errorf("%s: the last line is %q", argument, last)
+		}
+	}
+}
