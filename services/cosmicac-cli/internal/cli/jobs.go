@@ -258,7 +258,7 @@ func (e *environment) resolve(ctx context.Context, api *client.Client, nameOrID 
 	return "", fault.New(fault.Invalid, "%d jobs are named %q, use an id: %s", len(ids), nameOrID, strings.Join(ids, ", "))
 }
 
-// await follows a job's event stream, prints each new state, and returns the
+// await follows a job's event stream, prints each new state and how far an update is, and returns the
 // job when done says so. A broken stream is taken up again.
 func (e *environment) await(ctx context.Context, api *client.Client, id string, done func(*client.Job) bool) (*client.Job, error) {
 	var last *client.Job
@@ -286,6 +286,9 @@ func (e *environment) await(ctx context.Context, api *client.Client, id string, 
 			}
 			if j.Message != "" {
 				line += ": " + j.Message
+			}
+			if c := j.Condition("updating"); c != nil {
+				line += ": updating, " + c.Message
 			}
 			if line != shown {
 				shown = line

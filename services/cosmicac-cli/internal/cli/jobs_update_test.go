@@ -26,7 +26,7 @@ func TestAnUpdateSendsWhatIsNamedAndWaitsUntilItIsDoneOrStopped(t *testing.T) {
 		}
 	})
 	status, out, errOut := run(t, api, "", "jobs", "update", "j-1", "--strategy", "stop-first", "--engine-argument=--max", "--engine-argument=8", "--expect", "1", "--idempotency-key", "k", "--wait")
-	if status != 0 || reads != 1 || key != "k" || !strings.Contains(out, "j-1") ||
+	if status != 0 || reads != 1 || key != "k" || !strings.Contains(out, "j-1") || !strings.Contains(errOut, "updating, 1 of 2") ||
 		asked != `/api/v1/jobs/j-1/update {"engine_arguments":["--max","8"],"expected_spec_revision":1,"strategy":"stop_first"}` {
 		t.Errorf("exit %d after %d reads, asked %s: %s", status, reads, asked, errOut)
 	}
