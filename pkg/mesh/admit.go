@@ -32,12 +32,15 @@ const (
 
 // introduce runs the dialer's side of the dialogue on s.
 func (n *Node) introduce(ctx context.Context, s *session) error {
-	ctx, cancel := context.WithTimeout(ctx, admitLimit)
+	ctx, cancel := context.WithTimeout(ctx, n.admitTime(s))
 	defer cancel()
 	s.asking.Add(1)
 	err := n.introduceOnce(ctx, s)
 	n.metrics.admit("out", err)
 	if err != nil {
+		if ctx.Err() == context.DeadlineExceeded && !s.inbound && !s.relayed {
+			n.dials.setThin(s.peer, s.transport())
+		}
 		s.fail(err)
 		s.asking.Add(-1)
 		_ = s.conn.Close()
@@ -133,8 +136,9 @@ func (n *Node) serveAdmit(stream network.Stream) {
 
 func (n *Node) answer(stream network.Stream, s *session) error {
 	defer stream.Close()
-	_ = stream.SetDeadline(time.Now().Add(admitLimit))
-	ctx, cancel := context.WithTimeout(n.ctx, admitLimit)
+	within := n.admitTime(s)
+	_ = stream.SetDeadline(time.Now().Add(within))
+	ctx, cancel := context.WithTimeout(n.ctx, within)
 	defer cancel()
 	limit := frame.Guest
 	if _, ok := n.network.Known(s.peer); ok { // of an expired roster too: it may bring the next

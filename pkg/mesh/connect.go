@@ -43,6 +43,7 @@ type dials struct {
 	failed   map[peer.ID]*failure
 	searches map[peer.ID][]*search // that run
 	past     map[peer.ID]*search   // the last one of each peer, bounded
+	thin     map[peer.ID]thinLink  // bounded too
 }
 
 type dialing struct {
@@ -60,7 +61,7 @@ type failure struct {
 
 func newDials() *dials {
 	return &dials{running: make(map[peer.ID]*dialing), failed: make(map[peer.ID]*failure),
-		searches: make(map[peer.ID][]*search), past: make(map[peer.ID]*search)}
+		searches: make(map[peer.ID][]*search), past: make(map[peer.ID]*search), thin: make(map[peer.ID]thinLink)}
 }
 
 // connect returns a session that is admitted both ways, dialing if there is none.
@@ -137,7 +138,16 @@ func (n *Node) runDial(p peer.ID, d *dialing, pause time.Duration) {
 	ctx, cancel := context.WithTimeout(n.ctx, dialLimit)
 	defer cancel()
 	if pause <= 0 || sleep(ctx, pause) {
+		patient := n.dials.thinBy(p) != ""
+		if patient {
+			var more context.CancelFunc
+			ctx, more = context.WithTimeout(n.ctx, dialLimit+patientLimit)
+			defer more()
+		}
 		d.session, d.err = n.find(ctx, d.search)
+		if patient || d.err == nil {
+			n.dials.clearThin(p)
+		}
 	} else {
 		d.err = fault.New(fault.Unreachable, "connect to %s: this node is closing", p)
 	}

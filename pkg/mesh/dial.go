@@ -62,12 +62,24 @@ func (t *watchedTransport) Dial(ctx context.Context, a ma.Multiaddr, p peer.ID) 
 
 // DialWithUpdates implements transport.DialUpdater, which TCP has.
 func (t *watchedTransport) DialWithUpdates(ctx context.Context, a ma.Multiaddr, p peer.ID, updates chan<- transport.DialUpdate) (c transport.CapableConn, err error) {
-	quic := transportOf(a) == "quic"
-	if quic && t.n.seeksTCP(p) {
+	quic, thin := transportOf(a) == "quic", t.n.dials.thinBy(p)
+	if quic && (t.n.seeksTCP(p) || thin == "tcp") {
 		return nil, errNothing
 	}
 	ended := t.n.dialing(p, a)
 	defer func() { ended(err) }()
+	switch {
+	case thin != "":
+		late, cancel := t.n.patient(ctx)
+		defer cancel()
+		ctx = late
+	case !quic:
+		defer func() {
+			if answeredLate(err) {
+				t.n.dials.setThin(p, "tcp")
+			}
+		}()
+	}
 	if u, ok := t.Transport.(transport.DialUpdater); ok && updates != nil {
 		return u.DialWithUpdates(ctx, a, p, updates)
 	}

@@ -36,6 +36,9 @@ func TestOnlyAnAdmittedPeerIsAskedWhoItIs(t *testing.T) {
 			eventually(t, "a stranger that says nothing is cut off", func() bool {
 				return stranger.Network().Connectedness(ork.ID()) != network.Connected
 			})
+			eventually(t, "it had the time of a stranger", func() bool {
+				return ork.log.has("refused peer", stranger.ID().String(), "no introduction in 5s")
+			})
 			if n := asked.Load(); n > 0 {
 				t.Errorf("a stranger was asked %d times", n)
 			}

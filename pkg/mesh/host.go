@@ -134,6 +134,7 @@ func (n *Node) watchedTCP(options ...tcp.Option) any {
 }
 
 func (n *Node) watchedQUIC(key crypto.PrivKey, conns *quicreuse.ConnManager, psk pnet.PSK, gater coreconnmgr.ConnectionGater, r network.ResourceManager) (*watchedTransport, error) {
+	conns.ClientConfig().HandshakeIdleTimeout = patientLimit // the dial's context ends it sooner, see patient
 	t, err := quic.NewTransport(key, conns, psk, gater, r)
 	return &watchedTransport{t, n}, err
 }

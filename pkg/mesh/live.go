@@ -85,8 +85,8 @@ func (n *Node) dropDoubles() {
 
 func (n *Node) look(s *session, now int64) {
 	if !closed(s.settled) {
-		if time.Since(s.opened) > admitLimit+time.Second {
-			n.refused(s, fault.New(fault.Timeout, "no introduction in %s", admitLimit))
+		if limit := n.admitTime(s); time.Since(s.opened) > limit+time.Second {
+			n.refused(s, fault.New(fault.Timeout, "no introduction in %s", limit))
 			s.fail(fault.New(fault.Unreachable, "%s did not finish its introduction", s.peer))
 			n.hangUp(s)
 		}
