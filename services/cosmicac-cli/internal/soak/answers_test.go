@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -42,16 +43,16 @@ const (
 	unknownModel = "nobody/serves-this"
 )
 
-// words are the codes that a status may come with; the front door's own 502 and
-// 504, while the proxy is down, have none.
+// words are the codes that a status may come with. The front door's own, while the
+// proxy is down, is proxy_unreachable.
 var words = map[int][]string{
 	404: {"model_not_found"},
 	429: {"all_replicas_busy", "rate_limit_exceeded", "concurrent_requests_exceeded"},
 	401: {"invalid_api_key"},
-	502: {""},
+	502: {"proxy_unreachable"},
 	503: {"model_loading", "waiting_for_capacity", "endpoint_stopped", "no_ready_replica", "replicas_unreachable", "replicas_unavailable", "replicas_failed",
-		"api_keys_not_received", "endpoints_not_received", "proxy_overloaded", ""},
-	504: {"first_byte_timeout", "engine_timeout", ""},
+		"api_keys_not_received", "endpoints_not_received", "proxy_overloaded", "proxy_unreachable"},
+	504: {"first_byte_timeout", "engine_timeout", "proxy_unreachable"},
 }
 
 // newAsker makes a key and begins to ask; end it with stop.
@@ -152,8 +153,14 @@ func (a *asker) refusal(model string, response *http.Response) {
 			Code string `json:"code"`
 		} `json:"error"`
 	}
-	// The front door's own pages hold no JSON: no code then.
-	_ = json.NewDecoder(response.Body).Decode(&said)
+	body, err := io.ReadAll(io.LimitReader(response.Body, 1<<20))
+	if err != nil {
+		return // cut off: its daemon was killed in the middle of it
+	}
+	if err := json.Unmarshal(body, &said); err != nil {
+		a.breaks("a request for %s was refused with %d and no JSON: %q", model, response.StatusCode, body)
+		return
+	}
 	codes, known := words[response.StatusCode]
 	if !known || !slices.Contains(codes, said.Error.Code) {
 		a.breaks("a request for %s was refused with %d %q", model, response.StatusCode, said.Error.Code)

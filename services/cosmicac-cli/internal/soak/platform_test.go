@@ -240,7 +240,9 @@ func (p *platform) freeze(name string) {
 	}
 	p.note("SIGSTOP %s (%d)", name, pid)
 	if syscall.Kill(pid, syscall.SIGSTOP) == nil {
+		p.mu.Lock()
 		p.frozen[pid] = name
+		p.mu.Unlock()
 	}
 }
 
@@ -249,8 +251,18 @@ func (p *platform) thaw() {
 	for pid, name := range p.frozen {
 		p.note("SIGCONT %s (%d)", name, pid)
 		_ = syscall.Kill(pid, syscall.SIGCONT)
+		p.mu.Lock()
 		delete(p.frozen, pid)
+		p.mu.Unlock()
 	}
+}
+
+// undisturbed reports whether every process serves and none is frozen.
+func (p *platform) undisturbed() bool {
+	p.mu.Lock()
+	frozen := len(p.frozen)
+	p.mu.Unlock()
+	return frozen == 0 && !slices.ContainsFunc(p.Processes(), func(name string) bool { return !p.Ready(name) })
 }
 
 // allReady waits until every process serves.

@@ -26,6 +26,7 @@ type run struct {
 	bodies map[string]map[string]any
 	round  int
 	asker  *asker
+	watch  *watcher
 	// proxyKills took along at most one record of use each.
 	proxyKills uint64
 }
@@ -48,7 +49,7 @@ func TestSoakEndToEnd(t *testing.T) {
 	p.note("seed %d", seed)
 	t.Logf("seed %d: make soak SEED=%d ROUNDS=%d replays it", seed, seed, rounds)
 	r.steady()
-	r.asker = newAsker(p)
+	r.asker, r.watch = newAsker(p), newWatcher(p)
 	for r.round = 1; r.round <= rounds && (until.IsZero() || time.Now().Before(until)); r.round++ {
 		r.step()
 		time.Sleep(time.Duration(100+r.random.IntN(900)) * time.Millisecond)
@@ -61,7 +62,9 @@ func TestSoakEndToEnd(t *testing.T) {
 	}
 	r.asker.stop()
 	r.calm()
+	r.watch.stop()
 	r.obey()
+	t.Log(r.watch.report())
 	if r.asker.whole == 0 {
 		t.Errorf("no request was answered in the whole run; refused were %v", r.asker.refused)
 	}
@@ -101,6 +104,9 @@ func (r *run) obey() {
 	broken := r.rules.check(ids)
 	if r.asker != nil {
 		broken = append(broken, r.asker.check()...)
+	}
+	if r.watch != nil {
+		broken = append(broken, r.watch.check()...)
 	}
 	if len(broken) > 0 {
 		r.t.Fatalf("round %d: %s", r.round, strings.Join(broken, "; "))
@@ -200,6 +206,23 @@ func (r *run) breakSomething() {
 	}
 }
 
+// kept names jobs that run and are still said to be unreachable.
+func (r *run) kept(ids []string) string {
+	var words []string
+	for _, id := range ids {
+		j, err := r.job(id)
+		if err != nil {
+			return err.Error()
+		}
+		for _, c := range j.Conditions {
+			if c.Kind == "unreachable" {
+				words = append(words, fmt.Sprintf("%s is %s: %s since %s: %s", j.Name, j.State, c.Kind, c.Since, c.Message))
+			}
+		}
+	}
+	return strings.Join(words, "; ")
+}
+
 // calm ends the trouble, deletes every job, and demands that nothing is left
 // and that the ledger is the truth.
 func (r *run) calm() {
@@ -217,6 +240,7 @@ func (r *run) calm() {
 		return ""
 	})
 	r.obey()
+	r.eventually("nothing that was seen in the trouble is still held against a job", func() string { return r.kept(ids) })
 	r.gone(ids...)
 	r.note("all jobs are gone")
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -12,7 +12,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/cosmicac-cli/internal/demo"
 )
 
-// object is what the rules ask of a pod or a VMI.
+// object is what the rules ask of a pod, a VMI or a ConfigMap.
 type object struct {
 	Metadata struct {
 		Name              string            `json:"name"`
@@ -20,6 +20,7 @@ type object struct {
 		Labels            map[string]string `json:"labels"`
 		DeletionTimestamp string            `json:"deletionTimestamp"`
 	} `json:"metadata"`
+	Data map[string]string `json:"data"` // of a ConfigMap
 	Spec struct {
 		NodeName   string `json:"nodeName"`
 		Containers []struct {
