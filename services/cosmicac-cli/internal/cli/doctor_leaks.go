@@ -232,6 +232,12 @@ func explain(rec recorded, anchors map[string]bool, complete bool, h *workerv1.H
 		}
 		return ""
 	}
+	if h.GetProbe() {
+		if complete && !anchors[id] && !h.GetDeleting() {
+			return "a probe left it behind"
+		}
+		return "" // it goes with whoever waits for it
+	}
 	if id == "" {
 		if job := h.GetJobId(); !rec.jobs[job] {
 			return fmt.Sprintf("no record of job %q", job)

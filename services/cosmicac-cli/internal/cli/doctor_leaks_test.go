@@ -19,6 +19,14 @@ func whole(rack, job, attempt string) []*workerv1.Holding {
 	return append(out, &workerv1.Holding{Kind: "DataVolume", Name: job + "-r0-n0-root", RackId: rack, JobId: job})
 }
 
+// ofProbe makes holdings a probe's, whose disk is its attempt's own.
+func ofProbe(all []*workerv1.Holding) []*workerv1.Holding {
+	for _, h := range all {
+		h.Probe, h.AttemptId = true, h.JobId
+	}
+	return all
+}
+
 func TestLeaksAreWhatNoRecordExplains(t *testing.T) {
 	t.Parallel()
 	live := func(id, rack string) *orkv1.Attempt {
@@ -56,6 +64,8 @@ func TestLeaksAreWhatNoRecordExplains(t *testing.T) {
 		{"a job that was never heard of", recorded{}, []*workerv1.ListHoldingsResponse{rack(whole("us", "j-9", "a-9")[5])}, []string{`DataVolume: no record of job "j-9"`}},
 		{"a machine without an anchor", rec(live("a-1", "us")), []*workerv1.ListHoldingsResponse{rack(whole("us", "j-1", "a-1")[0], whole("us", "j-1", "a-1")[4])},
 			[]string{"Claim: no anchor", "VirtualMachineInstance: no anchor"}},
+		{"a probe that runs", rec(), []*workerv1.ListHoldingsResponse{rack(ofProbe(whole("us", "probe-1", "probe-1"))...), {RackId: "in", Holdings: ofProbe(whole("us", "probe-1", "probe-1")[1:2])}}, nil},
+		{"what a probe left behind", rec(), []*workerv1.ListHoldingsResponse{rack(ofProbe(whole("us", "probe-1", "probe-1")[4:5])...)}, []string{"VirtualMachineInstance: a probe left it"}},
 		{"a record without a claim", rec(live("a-1", "us")), []*workerv1.ListHoldingsResponse{rack()}, []string{"Record: has no claim"}},
 		{"a record on a rack that was not looked at", rec(live("a-1", "in")), []*workerv1.ListHoldingsResponse{rack()}, nil},
 		{"what could not be read", rec(live("a-1", "us")), []*workerv1.ListHoldingsResponse{

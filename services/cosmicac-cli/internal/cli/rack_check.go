@@ -3,12 +3,15 @@ package cli
 import (
 	"context"
 	"errors"
+	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"time"
 
+	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/spf13/cobra"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -20,6 +23,12 @@ import (
 // workerBinary is the only program here that speaks to a cluster.
 const workerBinary = "cosmicac-wrk-server-k8s-nvidia"
 
+// How long a check may take, and one with probes: each has the deadlines of a job.
+const (
+	checkLimit = 90 * time.Second
+	probeLimit = 6 * time.Hour
+)
+
 // checkedRow is one row of a readiness check.
 type checkedRow struct {
 	Row     string `json:"row"`
@@ -29,21 +38,31 @@ type checkedRow struct {
 }
 
 func (e *environment) rackCheckCommand() *cobra.Command {
-	var operator, kubeconfig, namespace, selector, class, bridge string
+	var operator, kubeconfig, namespace, selector, class, bridge, image string
 	var fabric []string
+	var probe bool
 	c := &cobra.Command{
 		Use: "check [RACK]", Short: "Look whether a cluster has what a rack needs; exits with an error when no job could run",
 		Long: `Looks whether a cluster has what a rack needs and says what to do about what is missing.
-It reads only and starts no probe machine.
+It reads only.
 
 With RACK the rack's worker looks, with its own rights. With --kubeconfig any
 cluster is looked at from here, before it has a worker; that needs the worker's
-program, ` + workerBinary + `, beside this one or in PATH.`,
+program, ` + workerBinary + `, beside this one or in PATH.
+
+With --probe the rack's worker then makes for real what jobs are made of, one after
+another: a VM without a GPU on a root disk of an image, and one with one GPU of each model
+that is free. It claims the GPUs as jobs do, says what failed in the cluster's own words,
+and removes everything, also after Ctrl-C. This may take as long as a job's start does.`,
 		Args: cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			switch {
 			case (kubeconfig == "") == (len(args) == 0):
 				return usageError{errors.New("racks check: name a rack, or give --kubeconfig")}
+			case probe && kubeconfig != "":
+				return usageError{errors.New("racks check: --probe needs a rack, not --kubeconfig: only a rack's worker gives out its GPUs")}
+			case image != "" && !probe:
+				return usageError{errors.New("racks check: --probe-image goes with --probe")}
 			case kubeconfig != "":
 				look := []string{"--kubeconfig", kubeconfig, "--namespace", namespace, "--node-selector", selector, "--storage-class", class, "--overlay-bridge", bridge}
 				for _, name := range fabric {
@@ -51,18 +70,32 @@ program, ` + workerBinary + `, beside this one or in PATH.`,
 				}
 				return e.checkCluster(cmd.Context(), look...)
 			}
-			ctx, cancel := context.WithTimeout(cmd.Context(), 90*time.Second)
+			limit := checkLimit
+			if probe {
+				limit = probeLimit
+			}
+			ctx, cancel := context.WithTimeout(cmd.Context(), limit)
 			defer cancel()
 			return withOperator(ctx, operator, func(node *mesh.Node, _ string) error {
 				answer, err := checkedBy(ctx, node, args[0])
 				if err != nil {
 					return err
 				}
-				return e.printCheck(args[0], answer.GetFindings())
+				findings := answer.GetFindings()
+				if probe {
+					rows, err := e.probedBy(ctx, node, args[0], image, findings)
+					if err != nil {
+						return err
+					}
+					findings = append(findings, rows...)
+				}
+				return e.printCheck(args[0], findings)
 			})
 		},
 	}
 	c.Flags().StringVar(&operator, "operator", "", "operator folder (default: COSMICAC_OPERATOR_DIR, /etc/cosmicac/operator)")
+	c.Flags().BoolVar(&probe, "probe", false, "start small VMs, with and without a GPU, and remove them again")
+	c.Flags().StringVar(&image, "probe-image", "", "image of the probes' root disks (default: the rack's own for the runtime command)")
 	c.Flags().StringVar(&kubeconfig, "kubeconfig", "", "look at the cluster of this file")
 	c.Flags().StringVar(&namespace, "namespace", "cosmicac", "with --kubeconfig: the network's namespace")
 	c.Flags().StringVar(&selector, "node-selector", "", "with --kubeconfig: label selector of the rack's nodes")
@@ -74,9 +107,22 @@ program, ` + workerBinary + `, beside this one or in PATH.`,
 
 // checkedBy asks a rack's worker.
 func checkedBy(ctx context.Context, node *mesh.Node, rack string) (*workerv1.CheckRackResponse, error) {
-	racks, err := rackEntries(ctx, node)
+	p, name, err := rackWorker(ctx, node, rack)
 	if err != nil {
 		return nil, err
+	}
+	answer, err := workerv1.NewRackClient(node.Client(p)).CheckRack(ctx, &workerv1.CheckRackRequest{})
+	if err = fault.FromGRPC(err); err != nil {
+		return nil, fault.Wrap(fault.KindOf(err), err, "ask %s, the worker of rack %s", name, rack)
+	}
+	return answer, nil
+}
+
+// rackWorker finds the worker of a rack, and its name in the roster.
+func rackWorker(ctx context.Context, node *mesh.Node, rack string) (peer.ID, string, error) {
+	racks, err := rackEntries(ctx, node)
+	if err != nil {
+		return "", "", err
 	}
 	var ids []string
 	for _, r := range racks {
@@ -84,17 +130,51 @@ func checkedBy(ctx context.Context, node *mesh.Node, rack string) (*workerv1.Che
 			ids = append(ids, r.GetEntry().GetId())
 			continue
 		}
-		p, name, err := onePeer(node.Network(), r.GetEntry().GetKey())
-		if err != nil {
-			return nil, err
-		}
-		answer, err := workerv1.NewRackClient(node.Client(p)).CheckRack(ctx, &workerv1.CheckRackRequest{})
-		if err = fault.FromGRPC(err); err != nil {
-			return nil, fault.Wrap(fault.KindOf(err), err, "ask %s, the worker of rack %s", name, rack)
-		}
-		return answer, nil
+		return onePeer(node.Network(), r.GetEntry().GetKey())
 	}
-	return nil, fault.New(fault.NotFound, "no rack is called %q; there are: %s", rack, orDash(strings.Join(ids, ", ")))
+	return "", "", fault.New(fault.NotFound, "no rack is called %q; there are: %s", rack, orDash(strings.Join(ids, ", ")))
+}
+
+// probedBy has a rack's worker start machines, unless what was found says already that
+// they cannot run. Rows are told as they come: each may take minutes.
+func (e *environment) probedBy(ctx context.Context, node *mesh.Node, rack, image string, findings []*workerv1.CheckFinding) ([]*workerv1.CheckFinding, error) {
+	if gates := gatesOf(findings); len(gates) > 0 {
+		return []*workerv1.CheckFinding{{
+			Row: "probe", Verdict: workerv1.CheckVerdict_CHECK_VERDICT_UNKNOWN, Message: "not tried: something else stands in the way", Remedy: "mend " + strings.Join(gates, ", ") + " first",
+		}}, nil
+	}
+	p, name, err := rackWorker(ctx, node, rack)
+	if err != nil {
+		return nil, err
+	}
+	stream, err := workerv1.NewRackClient(node.Client(p)).ProbeRack(ctx, &workerv1.ProbeRackRequest{Image: image})
+	var rows []*workerv1.CheckFinding
+	for err == nil {
+		var next *workerv1.ProbeRackResponse
+		if next, err = stream.Recv(); err == nil {
+			rows = append(rows, next.GetFinding())
+			fmt.Fprintf(e.err, "%s: %s: %s\n", next.GetFinding().GetRow(), verdictWord(next.GetFinding()), next.GetFinding().GetMessage())
+		}
+	}
+	if errors.Is(err, io.EOF) {
+		return rows, nil
+	}
+	err = fault.FromGRPC(err)
+	return nil, fault.Wrap(fault.KindOf(err), err, "probe rack %s by %s; what there is of the probe is removed", rack, name)
+}
+
+// gatesOf names the rows that stand in the way of every job.
+func gatesOf(findings []*workerv1.CheckFinding) (gates []string) {
+	for _, f := range findings {
+		if f.GetVerdict() == workerv1.CheckVerdict_CHECK_VERDICT_GATE {
+			gates = append(gates, f.GetRow())
+		}
+	}
+	return gates
+}
+
+func verdictWord(f *workerv1.CheckFinding) string {
+	return strings.ToLower(strings.TrimPrefix(f.GetVerdict().String(), "CHECK_VERDICT_"))
 }
 
 // rackEntries asks the orchestrator for every rack, with the workers' keys.
@@ -111,12 +191,9 @@ func rackEntries(ctx context.Context, node *mesh.Node) ([]*orkv1.Rack, error) {
 }
 
 func (e *environment) printCheck(rack string, findings []*workerv1.CheckFinding) error {
-	rows, gates := []checkedRow{}, []string{}
+	rows := []checkedRow{}
 	for _, f := range findings {
-		if f.GetVerdict() == workerv1.CheckVerdict_CHECK_VERDICT_GATE {
-			gates = append(gates, f.GetRow())
-		}
-		rows = append(rows, checkedRow{f.GetRow(), strings.ToLower(strings.TrimPrefix(f.GetVerdict().String(), "CHECK_VERDICT_")), f.GetMessage(), f.GetRemedy()})
+		rows = append(rows, checkedRow{f.GetRow(), verdictWord(f), f.GetMessage(), f.GetRemedy()})
 	}
 	if err := e.print(map[string]any{"findings": rows}, func(t *tableWriter) {
 		t.row("ROW", "VERDICT", "WHAT", "REMEDY")
@@ -126,8 +203,8 @@ func (e *environment) printCheck(rack string, findings []*workerv1.CheckFinding)
 	}); err != nil {
 		return err
 	}
-	if len(gates) > 0 {
-		return fault.New(fault.FailedPrecondition, "no job can run on rack %s before this is mended: %s", rack, strings.Join(gates, ", "))
+	if gates := gatesOf(findings); len(gates) > 0 {
+		return fault.New(fault.FailedPrecondition, "jobs cannot run on rack %s before this is mended: %s", rack, strings.Join(gates, ", "))
 	}
 	return nil
 }

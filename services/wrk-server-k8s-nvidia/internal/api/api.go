@@ -18,6 +18,7 @@ import (
 	orkv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/ork/v1"
 	workerv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/worker/v1"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/graph"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/probe"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/report"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/tenure"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/volume"
@@ -51,6 +52,8 @@ type Server struct {
 	Log     hclog.Logger
 	// Check runs the readiness check of the cluster.
 	Check func(context.Context) []*workerv1.CheckFinding
+	// Prober starts probes in the cluster.
+	Prober *probe.Prober
 	// Answers counts answers of ApplyAttempt by their reason; may be nil.
 	Answers *prometheus.CounterVec
 }
@@ -162,4 +165,14 @@ func (s *Server) CheckRack(ctx context.Context, _ *workerv1.CheckRackRequest) (*
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	return &workerv1.CheckRackResponse{Findings: s.Check(ctx)}, nil
+}
+
+// ProbeRack implements workerv1.RackServer.
+func (s *Server) ProbeRack(req *workerv1.ProbeRackRequest, stream workerv1.Rack_ProbeRackServer) error {
+	if err := s.serving(); err != nil {
+		return err
+	}
+	return s.Prober.Run(stream.Context(), req.GetImage(), func(f *workerv1.CheckFinding) error {
+		return stream.Send(&workerv1.ProbeRackResponse{Finding: f})
+	})
 }

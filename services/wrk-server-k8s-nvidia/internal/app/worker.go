@@ -16,6 +16,7 @@ import (
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/cluster"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/graph"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/preflight"
+	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/probe"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/report"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/tenure"
 	"github.com/cosmicac/cosmicac/services/wrk-server-k8s-nvidia/internal/volume"
@@ -140,6 +141,10 @@ func Build(s Setup) (*Worker, error) {
 	return &Worker{
 		Server: &api.Server{
 			RackID: c.Rack.ID, Engine: engine, Volumes: volumes, Hub: hub, Entry: entry, Tenure: hold, Log: s.Log.Named("api"), Answers: api.NewAnswers(s.Metrics),
+			Prober: probe.New(probe.Options{
+				Engine: engine, Rack: book.Rack, Image: settings.RuntimeImages["command"], Namespace: c.Namespace, Removal: c.Deadlines.Deletion,
+				Now: s.Now, Log: s.Log.Named("probe"),
+			}),
 			Check: func(ctx context.Context) []*workerv1.CheckFinding { return preflight.Check(ctx, target) },
 		},
 		Entry: entry, Tenure: hold, Hub: hub, client: client, view: view,

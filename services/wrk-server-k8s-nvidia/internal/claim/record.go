@@ -56,7 +56,9 @@ type Record struct {
 	Volumes []RecordVolume `json:"volumes,omitempty"`
 	// Reach are addresses outside the cluster that its agent must reach
 	// whatever the network policy denies, as IP addresses.
-	Reach     []string  `json:"reach,omitempty"`
+	Reach []string `json:"reach,omitempty"`
+	// Probe: nobody recorded it, and it goes as soon as nobody waits for it.
+	Probe     bool      `json:"probe,omitempty"`
 	ClaimedAt time.Time `json:"claimed_at"`
 }
 

@@ -32,6 +32,10 @@ const maximumNodes = 64
 // rest follows. An error leaves open whether they are: ask again. The same
 // attempt asked again with the same spec gives the same answer.
 func (e *Engine) Apply(ctx context.Context, req *workerv1.ApplyAttemptRequest) (claim.Refusal, error) {
+	return e.apply(ctx, req, false)
+}
+
+func (e *Engine) apply(ctx context.Context, req *workerv1.ApplyAttemptRequest, probe bool) (claim.Refusal, error) {
 	if err := e.writable(); err != nil {
 		return claim.Refusal{}, err
 	}
@@ -39,6 +43,7 @@ func (e *Engine) Apply(ctx context.Context, req *workerv1.ApplyAttemptRequest) (
 	if err != nil {
 		return claim.Refusal{}, err
 	}
+	rec.Probe = probe
 	if a := e.find(rec.AttemptID); a != nil {
 		return e.applyAgain(ctx, a, req, rec)
 	}

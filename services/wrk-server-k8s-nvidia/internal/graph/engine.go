@@ -73,6 +73,7 @@ type Engine struct {
 	unwanted map[string]orkv1.Reason // deleted while their claim was open
 	orphans  map[types.UID]time.Time // first seen
 	stuck    map[string]bool
+	probes   map[string]bool // somebody waits for them
 	loaded   bool
 	reach    []string // where the mesh is now
 }
@@ -129,7 +130,7 @@ func New(o Options) *Engine {
 		o: o, s: &o.Settings,
 		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.NewTypedItemExponentialFailureRateLimiter[string](200*time.Millisecond, 30*time.Second)),
 		attempts: map[string]*attempt{}, unwanted: map[string]orkv1.Reason{},
-		orphans: map[types.UID]time.Time{}, stuck: map[string]bool{},
+		orphans: map[types.UID]time.Time{}, stuck: map[string]bool{}, probes: map[string]bool{},
 	}
 }
 
@@ -221,12 +222,15 @@ func (e *Engine) Touch(c cluster.Change) {
 	e.o.Changed()
 }
 
-// Statuses are the attempts that the cluster holds something of, by id.
+// Statuses are the attempts that the cluster holds something of, by id; probes, which
+// nobody recorded, are not among them.
 func (e *Engine) Statuses() []*workerv1.AttemptStatus {
 	e.mu.Lock()
 	all := make([]*attempt, 0, len(e.attempts))
 	for _, a := range e.attempts {
-		all = append(all, a)
+		if !a.rec.Probe {
+			all = append(all, a)
+		}
 	}
 	e.mu.Unlock()
 	out := make([]*workerv1.AttemptStatus, 0, len(all))
@@ -248,7 +252,7 @@ func (e *Engine) adopt(cm *corev1.ConfigMap, seeds []map[string][]byte) *attempt
 		// What exists must be seen and deletable, whatever it says.
 		read = &claim.Anchor{
 			UID:    cm.UID,
-			Record: &claim.Record{AttemptID: cm.Name, JobID: cm.Labels[label.Job], ReplicaID: cm.Labels[label.Replica]},
+			Record: &claim.Record{AttemptID: cm.Name, JobID: cm.Labels[label.Job], ReplicaID: cm.Labels[label.Replica], Probe: cm.Labels[label.Probe] != ""},
 			Outcome: &claim.Outcome{
 				Phase: workerv1.AttemptPhase_ATTEMPT_PHASE_FAILED, Reason: orkv1.Reason_REASON_CLUSTER_REFUSED, Message: cluster.Words(err), At: e.o.Now(),
 			},
@@ -396,6 +400,11 @@ func (e *Engine) reconcile(ctx context.Context, id string) (time.Duration, error
 		// before its end is.
 		e.publishDeleting(a, "")
 		return pace, nil
+	}
+	if e.ended(a) && (a.intent == nil || !a.intent.Delete) {
+		a.intent = &claim.Intent{Delete: true, Reason: orkv1.Reason_REASON_STOP_REQUESTED, At: e.o.Now()}
+		e.o.Log.Info("taking down a probe", "attempt", id)
+		e.publishDeleting(a, "")
 	}
 	if a.intent != nil && a.intent.Delete {
 		return e.takeDown(ctx, a)

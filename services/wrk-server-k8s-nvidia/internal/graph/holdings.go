@@ -32,7 +32,7 @@ func (e *Engine) Holdings(ctx context.Context) *workerv1.ListHoldingsResponse {
 		l := o.GetLabels()
 		out.Holdings = append(out.Holdings, &workerv1.Holding{
 			Kind: kind, Name: o.GetName(), RackId: l[label.Rack], JobId: l[label.Job], AttemptId: l[label.Attempt], VolumeId: l[label.Volume], NodeName: node, GpuCount: uint32(gpus),
-			Deleting: o.GetDeletionTimestamp() != nil, CreatedAt: timestamppb.New(o.GetCreationTimestamp().Time),
+			Deleting: o.GetDeletionTimestamp() != nil, CreatedAt: timestamppb.New(o.GetCreationTimestamp().Time), Probe: l[label.Probe] != "",
 		})
 	}
 	ns, list := e.o.Client.Namespace, metav1.ListOptions{LabelSelector: label.Network + "=" + e.s.Network}
@@ -125,7 +125,7 @@ func (e *Engine) Holdings(ctx context.Context) *workerv1.ListHoldingsResponse {
 	for _, c := range e.o.Book.Claims() {
 		h := &workerv1.Holding{Kind: "Claim", Name: c.AttemptID, RackId: e.s.Rack, AttemptId: c.AttemptID}
 		if a := e.find(c.AttemptID); a != nil {
-			h.JobId, h.CreatedAt = a.rec.JobID, timestamppb.New(a.rec.ClaimedAt)
+			h.JobId, h.CreatedAt, h.Probe = a.rec.JobID, timestamppb.New(a.rec.ClaimedAt), a.rec.Probe
 		}
 		for i, n := range c.Nodes {
 			h.GpuCount += uint32(n.GPUs)

@@ -136,7 +136,7 @@ func (e *Engine) disk(ctx context.Context, a *attempt, k int, create bool) (*cdi
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	volumes := e.o.Client.CDI.DataVolumes(e.o.Client.Namespace)
-	dv, err := volumes.Create(ctx, e.s.Disk(a.rec, k), strict)
+	dv, err := volumes.Create(ctx, a.probed(e.s.Disk(a.rec, k)), strict)
 	if !apierrors.IsAlreadyExists(err) {
 		return dv, creation("DataVolume", name, err)
 	}

@@ -88,15 +88,18 @@ func (e *Engine) settle(ctx context.Context) {
 
 var diskName = regexp.MustCompile(`^([a-z0-9-]{1,40})-r\d+-n\d+-root$`)
 
-// DiskJobs lists the jobs that have a root disk here.
+// DiskJobs lists the jobs that have a root disk here. A probe is no job.
 func (e *Engine) DiskJobs() []string {
 	jobs := map[string]bool{}
 	for _, dv := range e.o.View.DataVolumes() {
+		if dv.Labels[label.Probe] != "" {
+			continue
+		}
 		jobs[dv.Labels[label.Job]] = true
 	}
 	for _, pvc := range e.o.View.Volumes() {
 		// A volume whose DataVolume has gone still holds the tenant's data.
-		if m := diskName.FindStringSubmatch(pvc.Name); m != nil && pvc.Labels[label.Rack] == e.s.Rack && pvc.Labels[label.Network] == e.s.Network {
+		if m := diskName.FindStringSubmatch(pvc.Name); m != nil && pvc.Labels[label.Probe] == "" && pvc.Labels[label.Rack] == e.s.Rack && pvc.Labels[label.Network] == e.s.Network {
 			jobs[m[1]] = true
 		}
 	}

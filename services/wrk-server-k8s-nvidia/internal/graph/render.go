@@ -40,6 +40,9 @@ func (s *Settings) jobLabels(rec *claim.Record) map[string]string {
 	l := map[string]string{
 		label.ManagedBy: label.Manager, label.Network: s.Network, label.Rack: s.Rack, label.Job: rec.JobID,
 	}
+	if rec.Probe {
+		l[label.Probe] = "true"
+	}
 	if rec.ProjectID != "" {
 		l[label.Project] = label.Safe(rec.ProjectID)
 	}

@@ -29,7 +29,11 @@ func (e *Engine) takeDown(ctx context.Context, a *attempt) (time.Duration, error
 	if err == nil && left == "" {
 		left, err = e.podsLeft(ctx, a)
 	}
-	if err == nil && left == "" {
+	switch {
+	case err != nil || left != "":
+	case a.rec.Probe:
+		left, err = e.removeProbeDisk(ctx, a)
+	default:
 		err = e.removeUnfinishedDisks(ctx, a, now)
 	}
 	if err == nil && left == "" {

@@ -23,6 +23,8 @@ const (
 	Node = "cosmicac.dev/node"
 	// Volume is the id of a volume, on its own objects alone.
 	Volume = "cosmicac.dev/volume"
+	// Probe is on everything of a probe, which goes with whoever waits for it.
+	Probe = "cosmicac.dev/probe"
 	// Simulated on a cluster node says that its GPUs are made up.
 	Simulated = "cosmicac.dev/simulated"
 

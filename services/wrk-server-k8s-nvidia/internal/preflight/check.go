@@ -77,8 +77,8 @@ func (c *check) failed(row, what string, err error) {
 }
 
 // Check goes through everything that a rack needs of its cluster and reads only.
-// What cannot be read is said to be unknown and stops nothing. It starts no probe
-// machine: whether one boots with a GPU only a job can tell.
+// What cannot be read is said to be unknown and stops nothing. It starts no machine:
+// whether one boots with a GPU a probe can tell, package probe.
 func Check(ctx context.Context, t Target) []*workerv1.CheckFinding {
 	c := &check{Target: t, ctx: ctx}
 	if !c.api() {
