@@ -10,6 +10,7 @@ import (
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 	"github.com/cosmicac/cosmicac/pkg/trust"
+	meshv1 "github.com/cosmicac/cosmicac/proto/gen/cosmicac/mesh/v1"
 	"github.com/libp2p/go-libp2p/core/network"
 	"github.com/libp2p/go-libp2p/core/peer"
 	"github.com/libp2p/go-libp2p/core/peerstore"
@@ -288,13 +289,23 @@ func (n *Node) ways(s *search) []way {
 			return n.dialAt(within, w, info.Addrs)
 		}})
 	}
-	if n.credential().kind == showsRoster && !n.isBootstrap(p) {
+	if n.asksForCard(p) {
 		ways = append(ways, way{s.way("cards"), stageHead, n.dialByCard})
 	}
 	if !n.isBootstrap(p) && !s.direct {
 		ways = append(ways, way{s.way("relays"), stageHead, n.dialByRelay})
 	}
 	return ways
+}
+
+// asksForCard tells whether bootstraps are asked where p is: by members for anybody, by
+// agents for wrk-ork, which may have moved since their seed was written.
+func (n *Node) asksForCard(p peer.ID) bool {
+	if n.isBootstrap(p) {
+		return false
+	}
+	kind := n.credential().kind
+	return kind == showsRoster || kind == showsCertificate && n.network.HasRole(p, meshv1.Role_ROLE_ORK)
 }
 
 func (n *Node) named(p peer.ID) string {

@@ -320,7 +320,11 @@ func (n *Node) cards(caller context.Context, request *meshv1.ListCardsRequest) (
 // FindCard returns the newest card of a key that a registry holds, kind not_found
 // if none, unreachable if no registry answers.
 func (n *Node) FindCard(ctx context.Context, p peer.ID) (*meshv1.Card, error) {
-	held, err := n.cards(ctx, &meshv1.ListCardsRequest{Key: p.String()})
+	request := &meshv1.ListCardsRequest{Key: p.String()}
+	if n.credential().kind == showsCertificate {
+		request.Role = meshv1.Role_ROLE_ORK // an agent may ask for no other
+	}
+	held, err := n.cards(ctx, request)
 	if err != nil {
 		return nil, fault.Wrap(fault.KindOf(err), err, "find the card of %s", p)
 	}

@@ -1,6 +1,7 @@
 package mesh_test
 
 import (
+	"slices"
 	"testing"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
@@ -50,4 +51,35 @@ func TestNodeThatLeavesTakesItsCardBack(t *testing.T) {
 		_, err := app.FindCard(within(t), w.ID())
 		return fault.Is(err, fault.NotFound)
 	})
+}
+
+func TestAgentFindsAnOrkThatHasMoved(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	worker := l.member("worker", meshv1.Role_ROLE_WORKER)
+	b := l.bootstrap()
+	before := l.start(l.ork, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_ORK })
+	w := l.start(worker, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_WORKER })
+	key, certificate := l.agent("j-0000000000001")
+	agent := l.start(key, func(o *mesh.Options) {
+		o.Network, o.Credential, o.DHT, o.Listen = l.bare(), mesh.Certificate(certificate), mesh.DHTOff, nil
+		o.Bootstraps = []*meshv1.BootstrapAddress{{Key: b.ID().String(), Addresses: b.Addresses()}}
+	})
+	seed := before.Addresses()
+	if err := ping(within(t), agent.Node, before.ID(), seed...); err != nil {
+		t.Fatal(err)
+	}
+	if err := before.Close(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	after := l.start(l.ork, func(o *mesh.Options) { o.Role = meshv1.Role_ROLE_ORK })
+	if slices.Equal(seed, after.Addresses()) {
+		t.Fatal("ork did not move")
+	}
+	eventually(t, "found where it is now", func() bool { return ping(within(t), agent.Node, after.ID(), seed...) == nil })
+
+	// Of nobody else does an agent learn anything.
+	if _, err := agent.FindCard(within(t), w.ID()); !fault.Is(err, fault.NotFound) {
+		t.Errorf("an agent finds a worker's card: %v", err)
+	}
 }

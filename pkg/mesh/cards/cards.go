@@ -141,8 +141,13 @@ func (r *Registry) Put(caller mesh.Caller, envelope []byte) error {
 }
 
 // ListCards returns the live cards that match every filter that is set, by key,
-// as many as fit one message. Cards put between two pages may be missed.
-func (r *Registry) ListCards(_ context.Context, request *meshv1.ListCardsRequest) (*meshv1.ListCardsResponse, error) {
+// as many as fit one message. Cards put between two pages may be missed. An agent is
+// a tenant's: it learns where wrk-ork is, and of nobody else.
+func (r *Registry) ListCards(ctx context.Context, request *meshv1.ListCardsRequest) (*meshv1.ListCardsResponse, error) {
+	if c, ok := mesh.CallerFrom(ctx); ok && c.Class != meshv1.Class_CLASS_MEMBER && request.GetRole() != meshv1.Role_ROLE_ORK {
+		return nil, fault.New(fault.Denied, "list cards: an agent may ask for role ork alone").
+			With(fault.Detail{Field: "role", Rule: "must be ork when an agent asks"})
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock()

@@ -20,14 +20,18 @@ type desk struct {
 	registry *Registry
 	now      time.Time
 	worker   *identity.Key
+	ork      *identity.Key
 }
 
 func newDesk(t *testing.T) *desk {
 	t.Helper()
 	d := &desk{t: t, now: time.Now()}
-	d.worker = d.key()
+	d.worker, d.ork = d.key(), d.key()
 	var err error
-	d.network, err = trust.Create("", "lab", d.key(), nil, []*meshv1.Member{{Key: d.worker.ID().String(), Name: "worker", Roles: []meshv1.Role{meshv1.Role_ROLE_WORKER}}}, nil)
+	d.network, err = trust.Create("", "lab", d.key(), nil, []*meshv1.Member{
+		{Key: d.worker.ID().String(), Name: "worker", Roles: []meshv1.Role{meshv1.Role_ROLE_WORKER}},
+		{Key: d.ork.ID().String(), Name: "ork", Roles: []meshv1.Role{meshv1.Role_ROLE_ORK}},
+	}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -64,9 +68,13 @@ func (d *desk) put(k *identity.Key, env []byte) error {
 	return err
 }
 
+func (d *desk) as(class meshv1.Class) context.Context {
+	return mesh.WithCaller(context.Background(), mesh.Caller{ID: d.key().ID(), Class: class})
+}
+
 func (d *desk) list(r *meshv1.ListCardsRequest) int {
 	d.t.Helper()
-	answer, err := d.registry.ListCards(context.Background(), r)
+	answer, err := d.registry.ListCards(d.as(meshv1.Class_CLASS_MEMBER), r)
 	if err != nil {
 		d.t.Fatal(err)
 	}
@@ -162,14 +170,14 @@ func TestALongListComesInPages(t *testing.T) {
 		want(t, d.registry.Put(mesh.Caller{ID: k.ID(), Class: meshv1.Class_CLASS_CLIENT}, d.card(k, func(c *meshv1.Card) { c.Role = meshv1.Role_ROLE_UNSPECIFIED })), "")
 		all[k.ID().String()] = true
 	}
-	one, err := d.registry.ListCards(context.Background(), &meshv1.ListCardsRequest{})
+	one, err := d.registry.ListCards(d.as(meshv1.Class_CLASS_MEMBER), &meshv1.ListCardsRequest{})
 	if err != nil || len(one.GetCardEnvelopes()) != 9 || one.GetLastKey() != "" {
 		t.Fatalf("in one page: %d cards, last key %q, %v", len(one.GetCardEnvelopes()), one.GetLastKey(), err)
 	}
 	d.registry.page = 2*len(one.GetCardEnvelopes()[0]) + 64
 	after, pages := "", 0
 	for {
-		got, err := d.registry.ListCards(context.Background(), &meshv1.ListCardsRequest{AfterKey: after})
+		got, err := d.registry.ListCards(d.as(meshv1.Class_CLASS_MEMBER), &meshv1.ListCardsRequest{AfterKey: after})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -217,5 +225,27 @@ func TestRegistryIsBounded(t *testing.T) {
 	want(t, refused, fault.Exhausted)
 	if !strings.Contains(refused.Error(), "a second") {
 		t.Error(refused)
+	}
+}
+
+func TestAgentLearnsWhereOrkIsAndOfNobodyElse(t *testing.T) {
+	t.Parallel()
+	d := newDesk(t)
+	if err := d.put(d.worker, d.card(d.worker, nil)); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.put(d.ork, d.card(d.ork, func(c *meshv1.Card) { c.Role = meshv1.Role_ROLE_ORK })); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range []*meshv1.ListCardsRequest{{}, {Role: meshv1.Role_ROLE_WORKER}, {Key: d.worker.ID().String()}, {JobId: "j-0000000000001"}} {
+		if _, err := d.registry.ListCards(d.as(meshv1.Class_CLASS_AGENT), r); fault.KindOf(err) != fault.Denied {
+			t.Errorf("an agent asks for %v: %v", r, err)
+		}
+	}
+	for key, want := range map[string]int{"": 1, d.ork.ID().String(): 1, d.worker.ID().String(): 0} {
+		answer, err := d.registry.ListCards(d.as(meshv1.Class_CLASS_AGENT), &meshv1.ListCardsRequest{Role: meshv1.Role_ROLE_ORK, Key: key})
+		if err != nil || len(answer.GetCardEnvelopes()) != want {
+			t.Errorf("an agent asks for ork with key %q: %d cards, %v", key, len(answer.GetCardEnvelopes()), err)
+		}
 	}
 }

@@ -311,6 +311,9 @@ func TestWhatWeakCallersMayNotDo(t *testing.T) {
 	if _, err := meshv1.NewCardsClient(a.node.Client(l.orkKey.ID())).ListCards(l.ctx, &meshv1.ListCardsRequest{}); fault.KindOf(err) != fault.Denied {
 		t.Errorf("an agent lists cards: %v", err)
 	}
+	if _, err := meshv1.NewCardsClient(a.node.Client(l.orkKey.ID())).ListCards(l.ctx, &meshv1.ListCardsRequest{Role: meshv1.Role_ROLE_ORK}); err != nil {
+		t.Errorf("an agent asks where the orchestrator is: %v", err)
+	}
 }
 
 func TestABusyDiskFailsNoJob(t *testing.T) {

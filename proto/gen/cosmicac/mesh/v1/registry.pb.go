@@ -646,10 +646,10 @@ const file_cosmicac_mesh_v1_registry_proto_rawDesc = "" +
 	"\x05proof\x18\x06 \x01(\fR\x05proof\"*\n" +
 	"\x16DropJoinRequestRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\x19\n" +
-	"\x17DropJoinRequestResponse2\xbf\x01\n" +
+	"\x17DropJoinRequestResponse2\xc1\x01\n" +
 	"\x05Cards\x12X\n" +
-	"\aPutCard\x12 .cosmicac.mesh.v1.PutCardRequest\x1a!.cosmicac.mesh.v1.PutCardResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12\\\n" +
-	"\tListCards\x12\".cosmicac.mesh.v1.ListCardsRequest\x1a#.cosmicac.mesh.v1.ListCardsResponse\"\x06\xca\xc1\x18\x02\x10\x012\xd7\x02\n" +
+	"\aPutCard\x12 .cosmicac.mesh.v1.PutCardRequest\x1a!.cosmicac.mesh.v1.PutCardResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x01\x12^\n" +
+	"\tListCards\x12\".cosmicac.mesh.v1.ListCardsRequest\x1a#.cosmicac.mesh.v1.ListCardsResponse\"\b\xca\xc1\x18\x04\x10\x01\x18\x012\xd7\x02\n" +
 	"\aJoining\x12f\n" +
 	"\vRequestJoin\x12$.cosmicac.mesh.v1.RequestJoinRequest\x1a%.cosmicac.mesh.v1.RequestJoinResponse\"\n" +
 	"\xca\xc1\x18\x06\x10\x010\x018\x02\x12s\n" +

@@ -33,6 +33,7 @@ type CardsClient interface {
 	// PutCard takes the caller's own card; another key's card is refused.
 	PutCard(ctx context.Context, in *PutCardRequest, opts ...grpc.CallOption) (*PutCardResponse, error)
 	// ListCards returns live cards, newest sequence each, by key, a page at a time.
+	// An agent may ask for role ork alone, so that it finds a wrk-ork that has moved.
 	ListCards(ctx context.Context, in *ListCardsRequest, opts ...grpc.CallOption) (*ListCardsResponse, error)
 }
 
@@ -74,6 +75,7 @@ type CardsServer interface {
 	// PutCard takes the caller's own card; another key's card is refused.
 	PutCard(context.Context, *PutCardRequest) (*PutCardResponse, error)
 	// ListCards returns live cards, newest sequence each, by key, a page at a time.
+	// An agent may ask for role ork alone, so that it finds a wrk-ork that has moved.
 	ListCards(context.Context, *ListCardsRequest) (*ListCardsResponse, error)
 	mustEmbedUnimplementedCardsServer()
 }
