@@ -97,8 +97,8 @@ type Options struct {
 type Loop struct {
 	o       Options
 	started time.Time
-	looked  time.Time // when the clock was last looked at
-	starts  *starts   // of the pass under way
+	looked  time.Time      // when the clock was last looked at
+	starts  func() *starts // of the pass under way, counted when it is first asked
 	wake    chan struct{}
 	calls   sync.WaitGroup
 	slots   chan struct{} // bounds calls under way
@@ -225,7 +225,7 @@ func (l *Loop) pass(ctx context.Context, all bool) {
 		l.Poke(ids...) // nothing is lost: looked at again
 		return
 	}
-	l.starts = l.countStarts(live)
+	l.starts = sync.OnceValue(func() *starts { return l.countStarts(live) })
 	known := make(map[string]bool, len(live))
 	for i, j := range live {
 		known[j.ID] = true

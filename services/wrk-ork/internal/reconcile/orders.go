@@ -32,7 +32,7 @@ func (l *Loop) carryOut(ctx context.Context, j *job.Job, o life.Order) {
 		l.o.Log.Info("job removed", "job", j.ID)
 	case life.Propose:
 		_, a := j.Attempt(o.AttemptID)
-		if !l.starts.admit(a) {
+		if !l.starts().admit(a) {
 			return // given at a later pass
 		}
 		l.call(ctx, fmt.Sprintf("propose/%s/%d", a.ID, a.Plan), j.ID, o, func(ctx context.Context, c workerv1.RackClient) error {

@@ -78,6 +78,9 @@ func (s *Store) changeAttachment(ctx context.Context, volumeID, jobID string, ch
 			}); err != nil {
 				return err
 			}
+			if s.staged[jobID], err = loadOne(ctx, tx, jobID); err != nil {
+				return err // kept with its volumes as they are now
+			}
 		}
 		out, err = loadVolume(ctx, tx, volumeID)
 		return err

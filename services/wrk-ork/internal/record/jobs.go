@@ -57,7 +57,7 @@ func (s *Store) Create(ctx context.Context, j *job.Job, events []job.Event, key 
 		if err := s.saveEvents(ctx, tx, j.ID, events); err != nil {
 			return err
 		}
-		made = j
+		made, s.staged[j.ID] = j, j
 		return nil
 	})
 	if err != nil {
@@ -106,64 +106,6 @@ func loadOne(ctx context.Context, tx *sql.Tx, id string) (*job.Job, error) {
 		return nil, err
 	}
 	return nil, fault.New(fault.NotFound, "job %s was deleted at %s", id, fromMicros(deleted).Format(time.RFC3339))
-}
-
-// Job reads one job. A deleted one is not_found, with the time in the message
-// for as long as its tombstone lasts. The job is shared with other readers: read only.
-func (s *Store) Job(ctx context.Context, id string) (*job.Job, error) {
-	var j *job.Job
-	err := s.read(ctx, func(tx *sql.Tx) (err error) {
-		j, err = s.known(ctx, tx, id)
-		return err
-	})
-	return j, err
-}
-
-// Live reads the jobs that need work: not settled, oldest first. The jobs are
-// shared with later calls: read only, clone before a change.
-func (s *Store) Live(ctx context.Context) ([]*job.Job, error) {
-	var jobs []*job.Job
-	err := s.read(ctx, func(tx *sql.Tx) error {
-		jobs = nil
-		rows, err := tx.QueryContext(ctx, `SELECT id, revision FROM jobs WHERE settled = 0 ORDER BY id`)
-		if err != nil {
-			return err
-		}
-		defer rows.Close()
-		var missing []int
-		for rows.Next() {
-			j := &job.Job{}
-			if err := rows.Scan(&j.ID, &j.Revision); err != nil {
-				return err
-			}
-			if have := s.kept(j.ID); have != nil && have.Revision == j.Revision {
-				j = have
-			} else {
-				missing = append(missing, len(jobs))
-			}
-			jobs = append(jobs, j)
-		}
-		if err := errors.Join(rows.Err(), rows.Close()); err != nil {
-			return err
-		}
-		for _, i := range missing {
-			if jobs[i], err = loadOne(ctx, tx, jobs[i].ID); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	live := make(map[string]*job.Job, len(jobs))
-	for _, j := range jobs {
-		live[j.ID] = j
-	}
-	s.mu.Lock()
-	s.live = live
-	s.mu.Unlock()
-	return jobs, nil
 }
 
 // Query filters a list. Empty fields do not filter.
@@ -261,14 +203,13 @@ func (s *Store) Update(ctx context.Context, id string, change Change) (*job.Job,
 		return nil, err
 	}
 	if changed {
-		s.keep(is)
 		s.hub.Publish(id)
 	}
 	return is, nil
 }
 
 func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change) (*job.Job, bool, error) {
-	was, err := s.known(ctx, tx, id)
+	was, err := s.current(ctx, tx, id)
 	if err != nil {
 		return nil, false, err
 	}
@@ -281,6 +222,7 @@ func (s *Store) update(ctx context.Context, tx *sql.Tx, id string, change Change
 	}
 	is.Revision = was.Revision + 1
 	is.UpdatedAt = s.clock()
+	s.staged[id] = is
 	if err := saveJob(ctx, tx, is); err != nil {
 		return nil, false, err
 	}
@@ -331,7 +273,6 @@ func (s *Store) Place(ctx context.Context, id, rackID string, tokens []Token, ch
 		return nil, err
 	}
 	if changed {
-		s.keep(is)
 		s.hub.Publish(id)
 	}
 	return is, nil
@@ -364,7 +305,7 @@ func PromisesOf(jobs []*job.Job) []Promise {
 // who reads then gets not_found.
 func (s *Store) Remove(ctx context.Context, id string) error {
 	err := s.write(ctx, func(tx *sql.Tx) error {
-		j, err := loadOne(ctx, tx, id)
+		j, err := s.current(ctx, tx, id)
 		if err != nil {
 			return err
 		}
@@ -383,6 +324,7 @@ func (s *Store) Remove(ctx context.Context, id string) error {
 				return err
 			}
 		}
+		s.staged[id] = nil
 		return nil
 	})
 	if err == nil {

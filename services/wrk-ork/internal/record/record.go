@@ -71,8 +71,11 @@ type Store struct {
 	policy Policy
 	closed atomic.Bool // a quarantine was written that the memory does not know
 
+	turn   chan struct{}       // holds the turn of the one who writes
+	staged map[string]*job.Job // the writer's: what its transaction made of jobs; nil for a removed one
+
 	mu          sync.Mutex
-	live        map[string]*job.Job // what Live returned last, by id
+	live        map[string]*job.Job // by id
 	quarantined map[string][]*orkv1.Quarantine
 	failing     map[string]failing // by rack
 }
@@ -87,8 +90,11 @@ func Open(ctx context.Context, path string, hub *notice.Hub, clock func() time.T
 	if err != nil {
 		return nil, err
 	}
-	s := &Store{db: db, hub: hub, clock: clock, policy: DefaultPolicy()}
-	if err := s.loadQuarantined(ctx); err != nil {
+	s := &Store{
+		db: db, hub: hub, clock: clock, policy: DefaultPolicy(),
+		turn: make(chan struct{}, 1), staged: make(map[string]*job.Job), live: make(map[string]*job.Job),
+	}
+	if err := errors.Join(s.load(ctx), s.loadQuarantined(ctx)); err != nil {
 		return nil, errors.Join(err, db.Close())
 	}
 	return s, nil
@@ -105,20 +111,6 @@ func (s *Store) Backup(ctx context.Context, path string) error { return s.db.Bac
 
 func (s *Store) read(ctx context.Context, f func(*sql.Tx) error) error {
 	return storage(s.db.Read(ctx, f))
-}
-
-func (s *Store) write(ctx context.Context, f func(*sql.Tx) error) error {
-	if err := storage(s.db.Write(ctx, f)); err != nil {
-		return err
-	}
-	if s.closed.Swap(false) {
-		if err := s.loadQuarantined(ctx); err != nil {
-			// What was written stands; the next write reads it again. Until then a
-			// node is open that should not be.
-			s.closed.Store(true)
-		}
-	}
-	return nil
 }
 
 // storage leaves errors that have a kind, which are the store's and the code's

@@ -64,7 +64,7 @@ func (s *Store) Token(ctx context.Context, hash []byte) (*Token, *job.Job, error
 		if t, err = loadToken(ctx, tx, hash); err != nil {
 			return err
 		}
-		j, err = loadOne(ctx, tx, t.JobID)
+		j, err = s.known(ctx, tx, t.JobID)
 		return err
 	})
 	return t, j, err
