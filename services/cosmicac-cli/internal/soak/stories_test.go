@@ -25,6 +25,7 @@ func TestStoriesEndToEnd(t *testing.T) {
 		{"a job of the same name does not take the dying one for its own", sameName},
 		{"the cluster refuses the credentials for a while", refusedCredentials},
 		{"a slow and faltering link leaves no orphan", faltering},
+		{"an update under load loses no answer", updatedUnderLoad},
 	} {
 		if !t.Run(s.name, func(t *testing.T) {
 			p.t = t
@@ -314,5 +315,74 @@ func faltering(p *platform, r *rules) {
 		if broken := r.check(ids); len(broken) > 0 {
 			p.t.Fatal(strings.Join(broken, "; "))
 		}
+	}
+}
+
+// updatedUnderLoad replaces both replicas of a model that answers all the time, one
+// after the other in either order: no request is refused or broken off.
+func updatedUnderLoad(p *platform, r *rules) {
+	j := p.create("updated", inferenceJob("updated", 2))
+	serve := func(revision uint64) {
+		p.t.Helper()
+		p.eventually("both replicas serve", func() string {
+			now, err := p.job(j.ID)
+			if err != nil {
+				return err.Error()
+			}
+			for _, c := range now.Conditions {
+				if c.Kind == "update_stopped" {
+					p.t.Fatal(c.Message)
+				}
+			}
+			n := 0
+			for _, replica := range now.ReplicaList {
+				if a := replica.Attempts[len(replica.Attempts)-1]; a.State == "running" && a.SpecRevision == revision {
+					n++
+				}
+			}
+			if n != 2 || len(now.Conditions) > 0 {
+				return fmt.Sprintf("%d of specification %d, %v", n, revision, now.Conditions)
+			}
+			return ""
+		})
+	}
+	serve(1)
+	a := newAsker(p)
+	answers := func(more uint64) {
+		p.t.Helper()
+		a.mu.Lock()
+		from := a.whole
+		a.mu.Unlock()
+		p.eventually("the model answers", func() string {
+			a.mu.Lock()
+			defer a.mu.Unlock()
+			if a.whole < from+more {
+				return fmt.Sprintf("%d of %d answers, refused %v", a.whole-from, more, a.refused)
+			}
+			return ""
+		})
+	}
+	answers(3)
+	a.mu.Lock()
+	sent, whole := a.sent, a.whole // one may be under way: it is counted with those to come
+	clear(a.refused)               // until the key had arrived
+	a.mu.Unlock()
+	for i, strategy := range []string{"stop_first", "surge_first"} {
+		body := map[string]any{"strategy": strategy, "engine_arguments": []string{"--max-num-seqs", fmt.Sprint(4 + i)}}
+		if err := p.ask("POST", "/api/v1/jobs/"+j.ID+"/update", nil, body, nil); err != nil {
+			p.t.Fatal(err)
+		}
+		serve(uint64(i) + 2)
+		p.obeys(r, time.Second, j.ID)
+	}
+	answers(3)
+	a.stop()
+	if broken := a.check(); len(broken) > 0 {
+		p.t.Fatal(strings.Join(broken, "; "))
+	}
+	delete(a.refused, "404 model_not_found") // of the model that nobody serves
+	lost := int64(a.sent-sent) - int64(a.whole-whole)
+	if len(a.refused) > 0 || lost > 1 { // the last one may have been cut by stop
+		p.t.Errorf("of %d requests during two updates %d got no whole answer; refused %v", a.sent-sent, lost, a.refused)
 	}
 }
