@@ -43,7 +43,8 @@ const (
 // pools are the nodes of the development cluster: each test has its own, with a
 // model of its own where it matters.
 var pools = map[string]string{
-	"life": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "gang": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"names": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"life":  "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "gang": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"kill": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "image": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"permit": "nodes=1,gpus=2,resource=nvidia.com/AD104GL_L4", "plugin": "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"node": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "stuck": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",

@@ -250,3 +250,30 @@ func contains(list []string, s string) bool {
 	}
 	return false
 }
+
+func TestNamesOfAnyScriptPassThroughTheClusterByteForByte(t *testing.T) {
+	t.Parallel()
+	d := start(t)
+	w := begin(t, d, "names").serves()
+	names := map[string]string{}
+	for _, name := range []string{"campaña", "模型-1", "🦙🦙", "مرحبا", "e\u0301", "\u00e9", "../x", strings.Repeat("é", 64)} {
+		a := id(t, "a")
+		req := request("names", id(t, "j"), a, 1)
+		req.Spec.Name = name
+		w.claim(req)
+		names[a] = name
+	}
+	for a, name := range names {
+		vmi, err := d.admin.KubeVirt.VirtualMachineInstances(namespace).Get(t.Context(), w.until(a, up1).Nodes[0].VmiName, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if vmi.Annotations[label.JobName] != name {
+			t.Errorf("%q became %q", name, vmi.Annotations[label.JobName])
+		}
+		w.remove(a)
+	}
+	for a := range names {
+		w.gone(a)
+	}
+}
