@@ -379,22 +379,30 @@ func TestEventsStopWhenTheTokenDoes(t *testing.T) {
 	}
 }
 
-func TestAJobWhoseImageLeftTheCatalogueCanBeReadAndDeleted(t *testing.T) {
+func TestJobsWhoseImageModelAndLocationLeftTheCatalogueCanBeReadAndDeleted(t *testing.T) {
 	t.Parallel()
 	l := newLab(t)
-	jobID := l.job(l.admin, container("old"))
+	chat := map[string]any{"kind": "managed_inference", "name": "chat", "location": "us", "model": "cosmicac/ngram-demo"}
+	machine, model := l.job(l.admin, container("old")), l.job(l.admin, chat)
 	rows := must(l.store.Catalogue(t.Context()))
 	rows.Images, rows.Models = rows.Images[1:], nil
+	for i := range rows.Locations {
+		rows.Locations[i].Code = "zz" + rows.Locations[i].Code
+	}
 	if err := l.store.ReplaceCatalogue(t.Context(), rows); err != nil {
 		t.Fatal(err)
 	}
-	l.refused("invalid", "POST", "/api/v1/jobs", l.admin, container("new"))
-	var job jobView
-	l.ok(200, &job, "GET", "/api/v1/jobs/"+jobID, l.admin, nil)
-	if job.Image != "Ubuntu22.04/CUDA12.8.1" {
-		t.Errorf("the image became %q", job.Image)
+	for _, body := range []map[string]any{container("new"), chat} {
+		l.refused("invalid", "POST", "/api/v1/jobs", l.admin, body)
 	}
-	l.ok(202, nil, "DELETE", "/api/v1/jobs/"+jobID, l.admin, nil)
+	for id, want := range map[string]string{machine: "Ubuntu22.04/CUDA12.8.1", model: "cosmicac/ngram-demo"} {
+		var job struct{ Image, Model, Location string }
+		l.ok(200, &job, "GET", "/api/v1/jobs/"+id, l.admin, nil)
+		if job.Image != want && job.Model != want || job.Location != "us" {
+			t.Errorf("%s became %+v", id, job)
+		}
+		l.ok(202, nil, "DELETE", "/api/v1/jobs/"+id, l.admin, nil)
+	}
 }
 
 func TestAnEventStreamOutlivesTheTimeoutsOfOtherRequests(t *testing.T) {
