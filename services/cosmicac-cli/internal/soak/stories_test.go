@@ -26,6 +26,7 @@ func TestStoriesEndToEnd(t *testing.T) {
 		{"the cluster refuses the credentials for a while", refusedCredentials},
 		{"a slow and faltering link leaves no orphan", faltering},
 		{"an update under load loses no answer", updatedUnderLoad},
+		{"the orchestrator and a worker stand still for longer than any silence", stoodStill},
 	} {
 		if !t.Run(s.name, func(t *testing.T) {
 			p.t = t
@@ -385,4 +386,35 @@ func updatedUnderLoad(p *platform, r *rules) {
 	if len(a.refused) > 0 || lost > 1 { // the last one may have been cut by stop
 		p.t.Errorf("of %d requests during two updates %d got no whole answer; refused %v", a.sent-sent, lost, a.refused)
 	}
+}
+
+// stoodStill stops two processes, not their links, for longer than a link may be
+// silent: what they then find out of date they must look at anew before they judge.
+func stoodStill(p *platform, r *rules) {
+	jobs := []client.Job{p.create("still", gpuJob("still", "us", 2)), p.create("still-chat", inferenceJob("still-chat", 1))}
+	was := map[string]string{}
+	for i := range jobs {
+		now := p.until(jobs[i].ID, "running")
+		was[now.ID] = uid(&now)
+	}
+	p.freeze("wrk-ork")
+	p.freeze("worker-us")
+	time.Sleep(40 * time.Second) // a link is closed after 10 s of silence
+	p.thaw()
+	for id, machine := range was {
+		p.eventually("the job is as it was", func() string {
+			now, err := p.job(id)
+			if err != nil {
+				return err.Error()
+			}
+			if now.State != "running" || uid(&now) != machine || len(now.ReplicaList) != 1 || len(now.ReplicaList[0].Attempts) != 1 {
+				p.t.Fatalf("the job is %s (%s), machine %s was %s, %v", now.State, now.Reason, uid(&now), machine, now.ReplicaList)
+			}
+			if len(now.Conditions) > 0 {
+				return fmt.Sprint(now.Conditions)
+			}
+			return ""
+		})
+	}
+	p.obeys(r, 5*time.Second, jobs[0].ID, jobs[1].ID)
 }
