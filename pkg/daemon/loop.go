@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -22,6 +23,8 @@ const (
 	settling = 30 * time.Second
 	// diskLow is the free space of the state folder's disk that is warned of, in bytes.
 	diskLow = 512 << 20
+	// diskFull is what counts as none, in bytes: databases refuse to write by then.
+	diskFull = 8 << 20
 )
 
 // loop is the daemon's main loop. It returns what ended the daemon, nil for a
@@ -134,6 +137,11 @@ func (e *Env) watch() {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(e.StateDirectory, &fs); err == nil {
 		free := fs.Bavail * uint64(fs.Bsize)
+		var full error
+		if free < diskFull {
+			full = errors.New("no space is left on its disk")
+		}
+		e.storage("state folder "+e.StateDirectory, full)
 		raise(free < diskLow, health.StoreDiskLow, e.StateDirectory, fmt.Sprintf("%d MiB", free>>20))
 	}
 }

@@ -62,6 +62,12 @@ func (s *Server) serve(ctx huma.Context, next func(huma.Context)) {
 		defer cancel()
 	}
 	ctx = huma.WithContext(ctx, inner)
+	if action, _ := op.Metadata[auditKey].(string); action != "" {
+		if err := s.unwritten.full(func(e store.AuditEntry) error { return s.Store.AddAudit(inner, e) }); err != nil {
+			writeProblem(ctx, problemOf(err))
+			return
+		}
+	}
 	defer s.finish(ctx, op, r, began)
 
 	if p := s.admit(ctx, op, r); p != nil {
@@ -142,8 +148,11 @@ func (s *Server) finish(ctx huma.Context, op *huma.Operation, r *request, began 
 	audit, cancel := context.WithTimeout(context.WithoutCancel(ctx.Context()), 5*time.Second)
 	defer cancel()
 	if err := s.Store.AddAudit(audit, entry); err != nil {
-		s.Log.Error("write the audit log", "action", action, "actor", actor, "target", entry.Target, "outcome", outcome, "error", err)
+		s.Log.Error("write the audit log; it is tried again with the next entry", "action", action, "actor", actor, "target", entry.Target, "outcome", outcome, "error", err)
+		s.unwritten.add(entry)
+		return
 	}
+	s.unwritten.write(func(e store.AuditEntry) error { return s.Store.AddAudit(audit, e) })
 }
 
 func cutText(text string, most int) string {

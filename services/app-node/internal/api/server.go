@@ -78,6 +78,8 @@ type Server struct {
 	api     huma.API
 	handler http.Handler
 	streams *streamCount
+
+	unwritten unwritten
 }
 
 // New makes a server with every route.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"os"
 	"regexp"
 	"sort"
 	"strings"
@@ -21,6 +22,7 @@ import (
 	"github.com/prometheus/prometheus/storage"
 	"github.com/prometheus/prometheus/tsdb"
 	"github.com/prometheus/prometheus/util/annotations"
+	"golang.org/x/sys/unix"
 
 	"github.com/cosmicac/cosmicac/pkg/fault"
 )
@@ -73,6 +75,9 @@ func Open(dir string, retention time.Duration, reg prometheus.Registerer) (*Stor
 	o.NoLockfile = true // the state folder is locked as a whole
 	// One daemon's own store: small stripes keep an idle one under 60 MB.
 	o.StripeSize = 1024
+	if err := room(dir); err != nil {
+		return nil, err
+	}
 	db, err := tsdb.Open(dir, slog.New(slog.DiscardHandler), nil, o, nil)
 	if err != nil {
 		return nil, fault.Wrap(fault.Unavailable, err, "open the time series in %s", dir)
@@ -83,6 +88,25 @@ func Open(dir string, retention time.Duration, reg prometheus.Registerer) (*Stor
 		reg.MustRegister(s.dropped)
 	}
 	return s, nil
+}
+
+// leastRoom is the free space without which nothing is opened, in bytes: the library
+// reserves 128 MiB at once for its newest file, panics when it cannot, and leaves a
+// little more behind at each start.
+const leastRoom = 160 << 20
+
+func room(dir string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "make the folder of the time series, %s", dir)
+	}
+	var fs unix.Statfs_t
+	if err := unix.Statfs(dir, &fs); err != nil {
+		return fault.Wrap(fault.Unavailable, err, "look at the disk of %s", dir)
+	}
+	if free := fs.Bavail * uint64(fs.Bsize); free < leastRoom {
+		return fault.New(fault.Unavailable, "open the time series in %s: its disk has %d MiB left, and at least %d are needed; free space there", dir, free>>20, leastRoom>>20)
+	}
+	return nil
 }
 
 // Close flushes and closes.

@@ -2,13 +2,34 @@ package series
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/prometheus/common/model"
 	"github.com/prometheus/prometheus/model/labels"
+
+	"github.com/cosmicac/cosmicac/pkg/fault"
+	"github.com/cosmicac/cosmicac/pkg/store/storetest"
 )
+
+func TestADiskWithoutRoomIsNamedBeforeAnythingIsWrittenThere(t *testing.T) {
+	t.Parallel()
+	disk := storetest.SmallDisk(t, 4<<20)
+	s, err := Open(filepath.Join(disk.Folder, "series"), time.Hour, nil)
+	if err == nil {
+		s.Close()
+		t.Fatal("opened on a disk that is too small for the first file")
+	}
+	if fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), disk.Folder) || !strings.Contains(err.Error(), "at least 160 are needed") {
+		t.Errorf("%v", err)
+	}
+	if left, err := os.ReadDir(filepath.Join(disk.Folder, "series")); err != nil || len(left) != 0 {
+		t.Errorf("left there: %v, %v", left, err)
+	}
+}
 
 func count(t *testing.T, s *Store, everything bool, projects ...string) int {
 	t.Helper()
