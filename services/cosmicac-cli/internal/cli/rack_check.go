@@ -160,7 +160,12 @@ func (e *environment) probedBy(ctx context.Context, node *mesh.Node, rack, image
 		return rows, nil
 	}
 	err = fault.FromGRPC(err)
-	return nil, fault.Wrap(fault.KindOf(err), err, "probe rack %s by %s; what there is of the probe is removed", rack, name)
+	rest := ""
+	switch fault.KindOf(err) {
+	case fault.Unavailable, fault.Unreachable, fault.Timeout, fault.Canceled:
+		rest = "; the worker takes down what there is of the probe, at its next start at the latest"
+	}
+	return nil, fault.Wrap(fault.KindOf(err), err, "probe rack %s by %s%s", rack, name, rest)
 }
 
 // gatesOf names the rows that stand in the way of every job.
