@@ -5,6 +5,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 cd "$root"
 bin="$root/build/bin"
 mkdir -p "$bin"
+export PATH="$PATH:/usr/sbin:/sbin" # a user's may lack them: ip, nft, mkfs.ext4
 # The go command and npm need a home; a machine without one gets it in build/.
 if [ -z "${HOME:-}" ] || ! mkdir -p "$HOME" 2>/dev/null || [ ! -w "$HOME" ]; then
   export HOME="$root/build/home"

@@ -14,6 +14,7 @@ need ip iproute2        # network namespaces of the simulated machines
 need nft nftables       # routers of the mesh's simulated sites
 need systemd-analyze systemd # checks the shipped units
 need ssh openssh-client # tests with the real client
+need mkfs.ext4 e2fsprogs # a volume's first file system, and what is on the agent disk
 if command -v gcc >/dev/null && ! echo '#include <stdlib.h>' | gcc -E - >/dev/null 2>&1; then missing+=(libc6-dev); fi
 if [ ${#missing[@]} -gt 0 ]; then
   as_root=()

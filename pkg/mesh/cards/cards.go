@@ -6,9 +6,9 @@
 // forgets the key at once and keeps older cards from coming back. Everything is
 // bounded: a card's size, cards in all, the pace of one key.
 //
-// It does not store anything on disk, does not tell other registries, does not
-// believe what a card says, and does not decide who may ask (the methods' rights
-// do).
+// It does not store anything on disk, does not tell other registries and does not
+// believe what a card says. The methods' rights decide who may ask; of those, agents
+// are told of wrk-ork alone.
 package cards
 
 import (

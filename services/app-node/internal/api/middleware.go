@@ -64,7 +64,10 @@ func (s *Server) serve(ctx huma.Context, next func(huma.Context)) {
 	ctx = huma.WithContext(ctx, inner)
 	if action, _ := op.Metadata[auditKey].(string); action != "" {
 		if err := s.unwritten.full(func(e store.AuditEntry) error { return s.Store.AddAudit(inner, e) }); err != nil {
-			writeProblem(ctx, problemOf(err))
+			// Without finish, which would want to audit this as well.
+			p := problemOf(err)
+			writeProblem(ctx, p)
+			s.metrics.observe(op.Method, op.Path, p.Status, s.Now().Sub(began), false)
 			return
 		}
 	}

@@ -12,7 +12,7 @@ const unwrittenMost = 1000
 
 // unwritten are audit entries that could not be written when they were due. They are
 // written after the next one that can be, so they come late and out of order, each with
-// its own time. A process that is killed meanwhile loses them; its log has each.
+// its own time. A process that ends meanwhile loses them; its log has each.
 type unwritten struct {
 	mu      sync.Mutex
 	entries []store.AuditEntry
