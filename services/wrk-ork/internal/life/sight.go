@@ -100,8 +100,12 @@ type Rack struct {
 
 // quarantined says why a node of an attempt's plan is left out of placement, ""
 // when none is.
-func (r Rack) quarantined(a *job.Attempt) string {
-	for _, q := range r.Quarantined {
+func (r Rack) quarantined(a *job.Attempt) string { return Closed(a, r.Quarantined) }
+
+// Closed says which of these quarantines leaves a node of an attempt's plan out of
+// placement, "" when none does.
+func Closed(a *job.Attempt, all []*orkv1.Quarantine) string {
+	for _, q := range all {
 		for _, n := range a.Nodes {
 			if q.NodeName == n.NodeName && (q.GpuModel == "" || strings.EqualFold(q.GpuModel, a.Model)) {
 				return "node " + n.NodeName + " is quarantined: " + q.Message

@@ -118,6 +118,7 @@ type Loop struct {
 type word struct {
 	answer    *life.Answer
 	proposing bool
+	proposed  uint32 // the newest plan that was proposed, 0 for none
 	deletedAt time.Time
 }
 

@@ -35,6 +35,9 @@ func (l *Loop) carryOut(ctx context.Context, j *job.Job, o life.Order) {
 		if !l.starts().admit(a) {
 			return // given at a later pass
 		}
+		l.mu.Lock()
+		l.word(a.ID).proposed = a.Plan
+		l.mu.Unlock()
 		l.call(ctx, fmt.Sprintf("propose/%s/%d", a.ID, a.Plan), j.ID, o, func(ctx context.Context, c workerv1.RackClient) error {
 			return l.propose(ctx, c, j.ID, a.ID, a.Plan)
 		})
@@ -197,12 +200,17 @@ func (l *Loop) call(ctx context.Context, key, jobID string, o life.Order, f func
 	})
 }
 
-// propose sends a plan. The record says first that it may have been sent.
+// propose sends a plan. The record says first that it may have been sent. A node may
+// have been closed since the pass under way looked at the racks: only here, where
+// failures are filed, is it known that none was.
 func (l *Loop) propose(ctx context.Context, c workerv1.RackClient, jobID, attemptID string, plan uint32) error {
 	stale := fault.New(fault.Canceled, "the plan is no longer wanted")
 	j, err := l.o.Store.Update(ctx, jobID, func(j *job.Job) (*job.Job, []job.Event, error) {
 		_, a := j.Attempt(attemptID)
 		if a == nil || a.Plan != plan || a.State != orkv1.State_STATE_RESERVING || j.Intent != job.IntentRun {
+			return nil, nil, stale
+		}
+		if !a.Sent && life.Closed(a, l.o.Store.Quarantined(a.RackID)) != "" {
 			return nil, nil, stale
 		}
 		a.Sent = true

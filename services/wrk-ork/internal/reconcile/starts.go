@@ -11,8 +11,9 @@ import (
 // GPU model. With the quarantine it bounds how many attempts a node can spoil that
 // has broken and looks empty.
 type starts struct {
-	most  int
-	under map[string]int
+	most    int
+	under   map[string]int
+	counted map[string]bool // attempts
 }
 
 // startLife is how long a start counts: one whose disk is filled for an hour must
@@ -20,7 +21,7 @@ type starts struct {
 const startLife = 5 * time.Minute
 
 func (l *Loop) countStarts(live []*job.Job) *starts {
-	s := &starts{most: l.o.StartsAtOnce, under: make(map[string]int)}
+	s := &starts{most: l.o.StartsAtOnce, under: make(map[string]int), counted: make(map[string]bool)}
 	now := l.o.Clock()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -30,7 +31,10 @@ func (l *Loop) countStarts(live []*job.Job) *starts {
 			if a.Gone || a.Abandoned.Set() || job.Ended(a.State) || !a.UpAt.IsZero() || !a.ClaimedAt.IsZero() && now.Sub(a.ClaimedAt) > startLife {
 				continue
 			}
-			if w := l.seen[a.ID]; a.Sent || w != nil && w.proposing {
+			// These jobs were read when the pass began, and a proposal may have been
+			// made and answered since: what was proposed counts, not what is recorded.
+			if w := l.seen[a.ID]; a.Sent || w != nil && a.Plan > 0 && w.proposed == a.Plan {
+				s.counted[a.ID] = true
 				for _, key := range placesOf(a) {
 					s.under[key]++
 				}
@@ -43,7 +47,7 @@ func (l *Loop) countStarts(live []*job.Job) *starts {
 // admit reports whether a plan may be proposed now, and counts it. One that was
 // proposed before goes on.
 func (s *starts) admit(a *job.Attempt) bool {
-	if a.Sent || s.most == 0 {
+	if a.Sent || s.counted[a.ID] || s.most == 0 {
 		return true
 	}
 	places := placesOf(a)
@@ -55,6 +59,7 @@ func (s *starts) admit(a *job.Attempt) bool {
 	for _, key := range places {
 		s.under[key]++
 	}
+	s.counted[a.ID] = true
 	return true
 }
 
