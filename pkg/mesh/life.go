@@ -20,9 +20,11 @@ type pulse struct {
 	socket syscall.RawConn // of TCP
 	quic   *quic.Conn
 
-	at              time.Time // of the last look
-	received, acked uint64    // bytes, as of then
-	queued          uint64    // bytes sent and not acknowledged, as of then
+	at        time.Time // of the last look
+	received  uint64    // of QUIC bytes, of TCP segments with data, as of then
+	delivered uint64    // segments that the peer has said it has, as of then
+	acked     uint64    // bytes of them without a gap, as of then
+	queued    uint64    // bytes sent and not acknowledged, as of then
 }
 
 // look tells whether the peer has shown life since the last look, at most within
@@ -38,7 +40,9 @@ func (p *pulse) look(within time.Duration) bool {
 	case p.socket != nil:
 		if err := p.socket.Control(func(fd uintptr) {
 			if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-				p.received, p.acked = info.Bytes_received, info.Bytes_acked
+				// Behind a lost segment bytes count only once it came again, on a
+				// slow link after longer than silence is borne. Segments count at once.
+				p.received, p.delivered, p.acked = uint64(info.Data_segs_in), uint64(info.Delivered), info.Bytes_acked
 			}
 			if queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err == nil {
 				p.queued = uint64(queued)
@@ -53,8 +57,7 @@ func (p *pulse) look(within time.Duration) bool {
 	if now.Sub(was.at) > within {
 		return false
 	}
-	taken := p.acked - was.acked
-	return p.received != was.received || taken > 0 && taken < was.queued
+	return p.received != was.received || p.delivered != was.delivered && p.acked-was.acked < was.queued
 }
 
 // shut ends a TCP connection beneath everything, writes that hang included.

@@ -138,7 +138,8 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/event-stream; charset=utf-8")
-	for i, chunk := range streamText(s, q.Options.Usage) {
+	events := streamText(s, q.Options.Usage)
+	for i, chunk := range events {
 		if s.die != "" && i == s.dieAt {
 			e.end(w, r, s.die)
 			return
@@ -148,6 +149,9 @@ func (e *engine) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		}
 		io.WriteString(w, chunk)
 		w.(http.Flusher).Flush()
+	}
+	if s.die != "" && s.dieAt >= len(events) {
+		e.end(w, r, s.die)
 	}
 }
 

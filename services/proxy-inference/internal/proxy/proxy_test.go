@@ -58,6 +58,45 @@ func TestOfficialClientGetsItsAnswer(t *testing.T) {
 	}
 }
 
+// Many clients hang up as soon as they read the end, and engines end a moment later.
+func TestWhoHangsUpWithTheWholeAnswerHasAWholeRecord(t *testing.T) {
+	t.Parallel()
+	s := startSite(t, nil)
+	g := startEngine(t, switches{chunks: 5, die: "hang", dieAt: 7})
+	s.serve("ep-1", "m", g)
+	leave := func(end string) {
+		t.Helper()
+		r, err := http.NewRequest("POST", s.URL+"/v1/chat/completions", strings.NewReader(streamBody))
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.Header.Set("Authorization", "Bearer "+s.full)
+		resp, err := s.Client().Do(r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewScanner(resp.Body)
+		for lines.Scan() && lines.Text() != end {
+		}
+		if lines.Text() != end {
+			t.Fatalf("no %q: %v", end, lines.Err())
+		}
+		resp.Body.Close()
+		until(t, "the engine is told", func() bool { return g.running.Load() == 0 })
+	}
+	leave("data: [DONE]")
+	until(t, "the first record", func() bool { return s.count() == 1 })
+	if u := s.newest(); u.GetHttpStatus() != 200 || u.GetIncomplete() || u.GetPromptTokens() != 7 || u.GetCompletionTokens() != 5 {
+		t.Errorf("left with all of it: %v", u)
+	}
+	g.set(func(s *switches) { s.dieAt = 5 })
+	leave(strings.TrimSpace(streamText(switches{chunks: 5}, false)[4]))
+	until(t, "the second record", func() bool { return s.count() == 2 })
+	if u := s.newest(); u.GetHttpStatus() != 499 || !u.GetIncomplete() {
+		t.Errorf("left before the end: %v", u)
+	}
+}
+
 func TestStreamPassesByteForByteAndUsageIsHiddenOnlyFromWhoDidNotAsk(t *testing.T) {
 	t.Parallel()
 	for _, eol := range []string{"\n", "\r\n", "\r"} {

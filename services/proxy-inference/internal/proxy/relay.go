@@ -30,6 +30,7 @@ type relay struct {
 	mu        sync.Mutex // the client's side: the timer of early may write, too
 	committed bool       // headers are out
 	body      bool       // a byte of the body is out
+	sent      int64      // bytes of the body
 	closed    bool
 	timer     *time.Timer
 	deadline  time.Time
@@ -132,10 +133,19 @@ func (o *relay) whole() (bool, failure) {
 	o.commit() // an answer without a body
 	o.c.status = o.resp.StatusCode
 	o.c.incomplete = o.stream.Failed()
-	if o.c.r.Context().Err() != nil {
+	if o.c.r.Context().Err() != nil && !o.delivered() {
 		o.c.gone()
 	}
 	return true, 0
+}
+
+// delivered reports whether a client can have seen the end of its answer. Many
+// clients hang up with it, before the engine's own end is heard here: they took all.
+func (o *relay) delivered() bool {
+	if o.events {
+		return o.stream.Done()
+	}
+	return o.resp.ContentLength >= 0 && o.sent == o.resp.ContentLength
 }
 
 // cut ends an answer that broke off.
@@ -194,6 +204,7 @@ func (o *relay) send(p []byte) error {
 	if _, err := o.c.w.Write(p); err != nil {
 		return errClient
 	}
+	o.sent += int64(len(p))
 	if o.events || o.resp.ContentLength < 0 {
 		if o.c.rc.Flush() != nil {
 			return errClient
