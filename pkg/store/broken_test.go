@@ -51,7 +51,7 @@ func TestAFileThatIsNoDatabaseIsNamedWithWhatToDo(t *testing.T) {
 	}
 	s = open(t, path, migrations(things))
 	err = s.Read(t.Context(), func(tx *sql.Tx) error { var n int; return tx.QueryRow("SELECT sum(n) FROM things").Scan(&n) })
-	if fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "restore a backup") {
+	if fault.KindOf(err) != fault.Unavailable || !strings.Contains(err.Error(), "database s.db") || strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "restore a backup") {
 		t.Errorf("read a damaged file: %v", err)
 	}
 }
@@ -69,7 +69,7 @@ func TestAFullDiskLosesNothingAndHeals(t *testing.T) {
 		_, err := tx.Exec(`WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i+1 FROM n WHERE i < 5000) INSERT INTO things SELECT 'thing ' || i, i FROM n`)
 		return err
 	})
-	if fault.KindOf(err) != fault.Unavailable || fault.Reason(err) != "storage" || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "disk is full") {
+	if fault.KindOf(err) != fault.Unavailable || fault.Reason(err) != "storage" || !strings.Contains(err.Error(), "database s.db") || strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "disk is full") {
 		t.Fatalf("a write for which there is no room: %v", err)
 	}
 	if n := count(t, s); n != 1 {

@@ -54,7 +54,7 @@ func readMigrations(files fs.FS) ([]migration, error) {
 func (s *Store) migrate(ctx context.Context, steps []migration) error {
 	var have int
 	if err := s.write.QueryRowContext(ctx, "PRAGMA user_version").Scan(&have); err != nil {
-		return s.broken(err, "read")
+		return broken(err, "read", s.path)
 	}
 	if have > len(steps) {
 		return fault.New(fault.FailedPrecondition,

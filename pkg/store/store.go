@@ -92,13 +92,13 @@ func (s *Store) open(ctx context.Context, steps []migration) (err error) {
 	}
 	// WAL is a property of the file: set before the first reader comes.
 	if _, err := s.write.ExecContext(ctx, "PRAGMA journal_mode=WAL"); err != nil {
-		return s.broken(err, "open")
+		return broken(err, "open", s.path)
 	}
 	if err := s.migrate(ctx, steps); err != nil {
 		return err
 	}
 	if err := s.read.PingContext(ctx); err != nil {
-		return s.broken(err, "open")
+		return broken(err, "open", s.path)
 	}
 	return nil
 }
@@ -251,7 +251,7 @@ func (s *Store) classify(ctx context.Context, err error, doing string) error {
 		case sqlite3.SQLITE_ERROR, sqlite3.SQLITE_MISUSE, sqlite3.SQLITE_RANGE, sqlite3.SQLITE_MISMATCH:
 			return fault.Wrap(fault.Internal, err, "%s %s", doing, name) // wrong SQL: a defect
 		}
-		return s.broken(err, doing)
+		return broken(err, doing, name)
 	}
 	if errors.Is(err, sql.ErrConnDone) || errors.Is(err, sql.ErrTxDone) || err.Error() == "sql: database is closed" {
 		return unavailable(err, "%s %s", doing, name)
@@ -260,19 +260,21 @@ func (s *Store) classify(ctx context.Context, err error, doing string) error {
 	return err
 }
 
-// broken is an error of the file itself, in words that say what to do.
-func (s *Store) broken(err error, doing string) error {
+// broken is an error of the file itself, in words that say what to do. Who opens it
+// has its path named; what comes later reaches users, whom the host's folders do not
+// concern: an operator finds the file in the state folder of the service.
+func broken(err error, doing, name string) error {
 	var se *sqlite.Error
 	if errors.As(err, &se) {
 		switch se.Code() & 0xff {
 		case sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT:
 			return unavailable(err, "%s database %s: the file is damaged or is no database; stop this service, put the file aside together with its -wal and -shm, and restore a backup",
-				doing, s.path)
+				doing, name)
 		case sqlite3.SQLITE_FULL:
-			return unavailable(err, "%s database %s: its disk is full and nothing of this was kept; free space there, it goes on by itself", doing, s.path)
+			return unavailable(err, "%s database %s: its disk is full and nothing of this was kept; free space there, it goes on by itself", doing, name)
 		}
 	}
-	return unavailable(err, "%s database %s", doing, s.path)
+	return unavailable(err, "%s database %s", doing, name)
 }
 
 func unavailable(err error, format string, a ...any) error {

@@ -143,6 +143,24 @@ func TestTwoReplicasThatFillTheRackAreUpdatedOneAtATimeThroughAKill(t *testing.T
 	l.said(j.Id, "update finished: all of 2 replicas are of specification 2")
 }
 
+func TestAnUpdateInTheMiddleOfAnotherTakesItsPlaceAndSaysSo(t *testing.T) {
+	t.Parallel()
+	l := newLab(t, gpuNode("n1", 2))
+	j := l.serve(inferenceSpec("m", 2))
+	l.update(&orkv1.UpdateJobRequest{Id: j.Id, Strategy: stopFirst, Arguments: arguments("--second")})
+	l.comes(j.Id, 1, 2)
+	l.update(&orkv1.UpdateJobRequest{Id: j.Id, Strategy: stopFirst, Arguments: arguments("--third")})
+	l.said(j.Id, "update asked: specification 3, stop first, 2 replicas; it takes the place of the update to specification 2, which was under way")
+	third := l.comes(j.Id, 1, 3)
+	if is := l.get(j.Id); !slices.Equal(serving(is, 1), []uint32{0}) {
+		t.Errorf("the other does not serve on: %v", is)
+	}
+	l.boot(third.Id)
+	l.boot(l.comes(j.Id, 0, 3).Id)
+	l.awaitThat(j.Id, "updated", func(j *orkv1.Job) bool { return len(serving(j, 3)) == 2 && condition(j, "updating") == "" })
+	l.said(j.Id, "update finished: all of 2 replicas are of specification 3")
+}
+
 // TestASurgeNeverHasFewerReplicasServeThanWereAskedFor starts one beside the others,
 // takes an old one away, and does so again; root disks' places are used anew.
 func TestASurgeNeverHasFewerReplicasServeThanWereAskedFor(t *testing.T) {

@@ -29,6 +29,10 @@ func Update(was *job.Job, to *orkv1.JobSpec, strategy orkv1.UpdateStrategy, acto
 		return nil, nil, err
 	}
 	j := was.Clone()
+	instead := ""
+	if was.Update.UnderWay() {
+		instead = fmt.Sprintf("; it takes the place of the update to specification %d, which was under way", was.SpecRevision)
+	}
 	if !proto.Equal(was.Spec, to) {
 		j.Former = append(j.Former, job.Former{Revision: was.SpecRevision, Spec: was.Spec})
 		j.Spec, j.SpecRevision = to, was.SpecRevision+1
@@ -51,7 +55,7 @@ func Update(was *job.Job, to *orkv1.JobSpec, strategy orkv1.UpdateStrategy, acto
 	forget(j)
 	settle(j, Sight{Now: now})
 	return j, []job.Event{{State: j.State, Reason: j.Reason, Actor: actor,
-		Message: fmt.Sprintf("update asked: specification %d, %s, %d replicas", j.SpecRevision, strategyName(strategy), j.Wanted())}}, nil
+		Message: fmt.Sprintf("update asked: specification %d, %s, %d replicas%s", j.SpecRevision, strategyName(strategy), j.Wanted(), instead)}}, nil
 }
 
 // Surges reports whether an update begins with a replica beside those that serve.
