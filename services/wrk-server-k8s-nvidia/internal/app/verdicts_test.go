@@ -19,7 +19,7 @@ func TestWhatGoesWrongInTheClusterEndsWithItsCauseAndLeavesNothing(t *testing.T)
 	t.Parallel()
 	d := start(t)
 	const limit = 20 * time.Second // longer than anything takes that is not meant to fail here
-	w := begin(t, d, "fault", func(s *Setup) {
+	w := begin(t, d, "fault", joinedBy, func(s *Setup) {
 		l := &s.Config.Deadlines
 		l.Bound, l.ImportIdle, l.Scheduling, l.Scheduled = limit, limit/2, limit, limit
 	}).serves()
@@ -61,6 +61,29 @@ func TestWhatGoesWrongInTheClusterEndsWithItsCauseAndLeavesNothing(t *testing.T)
 		job, attempt := ids(i)
 		w.claim(request("fault", job, attempt, 1, c.node))
 	}
+	gang := id(t, "a") // over a node where no machine starts and a good one
+	w.claim(vllm(id(t, "j"), gang, 2, "fault-gpu-07", "fault-gpu-00"))
+	t.Run("half a gang", func(t *testing.T) {
+		eventually(t, "all of it is given up, and the node named", func() string {
+			if st := w.status(gang); st.GetPhase() != failed1 || !strings.Contains(st.Message, "node fault-gpu-00 could not hand over the GPU") {
+				return fmt.Sprint(st)
+			}
+			return ""
+		})
+		if g := w.gpu("fault-gpu-07"); g.Holders[gang] != 2 {
+			t.Errorf("the good half is held until it is gone: %v", g)
+		}
+		w.remove(gang)
+		w.gone(gang)
+		for _, node := range []string{"fault-gpu-07", "fault-gpu-00"} {
+			if g := w.gpu(node); g.Holders[gang] != 0 {
+				t.Errorf("node %s still counts it: %v", node, g)
+			}
+		}
+		if left := d.left(t, of(gang)); len(left) > 0 {
+			t.Errorf("left %v", left)
+		}
+	})
 	for i, c := range cases {
 		t.Run(c.fault, func(t *testing.T) {
 			job, attempt := ids(i)
