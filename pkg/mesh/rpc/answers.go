@@ -18,10 +18,9 @@ import (
 
 const (
 	// callsPerStream is how many calls a caller lets run at a time on one stream of
-	// calls. Who does not keep to it is refused above twice that: an answer may
-	// arrive, and be followed by a new call, before its worker has cleared up.
+	// calls. With so many running the stream is not read: an answer may arrive, and be
+	// followed by a new call, a moment before its worker has cleared up.
 	callsPerStream = 256
-	mostCalls      = 2 * callsPerStream
 	// heldBytes bounds the requests and answers of one stream whose calls still
 	// run; above it the stream is not read, so that a peer that reads no answers
 	// gets no more of them made.
@@ -146,18 +145,12 @@ func (a *answers) start(j *job) (here bool, err error) {
 	}
 	j.size = len(j.frame.buffer.bytes)
 	a.mu.Lock()
-	for a.bytes+j.size > heldBytes && len(a.running) > 0 && !a.ended {
+	for !a.ended && (len(a.running) >= callsPerStream || a.bytes+j.size > heldBytes && len(a.running) > 0) {
 		a.room.Wait()
 	}
 	_, twice := a.running[j.frame.id]
-	full := len(a.running) >= mostCalls
-	if a.ended || twice || full {
+	if a.ended || twice {
 		a.mu.Unlock()
-		if full && !twice {
-			a.fail(j.frame.id, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", mostCalls))
-			j.frame.buffer.free()
-			return false, nil
-		}
 		return false, malformed("a call with the id of one that runs")
 	}
 	a.bytes += j.size
@@ -343,11 +336,6 @@ func (j *job) begin(b []byte, flags byte) []byte {
 		b = appendPairs(b, j.trailer)
 	}
 	return b
-}
-
-func (a *answers) fail(id uint64, err error) {
-	j := &job{a: a, frame: frame{id: id}}
-	a.failWith(j, err)
 }
 
 // failWith sends a failure with the status that gRPC would have sent.

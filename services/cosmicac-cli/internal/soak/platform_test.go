@@ -180,6 +180,15 @@ func (p *platform) job(id string) (client.Job, error) {
 	return j, p.ask("GET", "/api/v1/jobs/"+url.PathEscape(id), nil, nil, &j)
 }
 
+type logLine struct{ Instance, Text string }
+
+// log is what the monitor has collected of a job.
+func (p *platform) log(id string) ([]logLine, error) {
+	var answer struct{ Data struct{ Lines []logLine } }
+	err := p.ask("GET", "/monitor/api/v1/logs?tail=10000&job_id="+url.QueryEscape(id), nil, nil, &answer)
+	return answer.Data.Lines, err
+}
+
 func (p *platform) until(id string, states ...string) client.Job {
 	p.t.Helper()
 	var j client.Job

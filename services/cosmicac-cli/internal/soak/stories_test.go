@@ -267,6 +267,21 @@ func sameName(p *platform, r *rules) {
 	if !dying {
 		p.t.Error("the old machine was gone already: the story proves nothing")
 	}
+	for _, job := range []client.Job{j, old} {
+		mine := job.ReplicaList[0].Attempts[0].ID
+		p.eventually("the log of "+job.ID+" has lines, all of them its own", func() string {
+			lines, err := p.log(job.ID)
+			if err != nil || len(lines) == 0 {
+				return fmt.Sprint(len(lines), " lines, ", err)
+			}
+			for _, l := range lines {
+				if l.Instance != mine {
+					p.t.Fatalf("the log of job %s, whose attempt is %s, has a line of %s: %s", job.ID, mine, l.Instance, l.Text)
+				}
+			}
+			return ""
+		})
+	}
 	p.obeys(r, 2*time.Second, j.ID, old.ID)
 }
 
