@@ -18,9 +18,10 @@ import (
 
 const (
 	// callsPerStream is how many calls a caller lets run at a time on one stream of
-	// calls. With so many running the stream is not read: an answer may arrive, and be
-	// followed by a new call, a moment before its worker has cleared up.
+	// calls. Who does not keep to it is refused after clearUp: an answer may arrive, and
+	// be followed by a new call, before its worker has cleared up.
 	callsPerStream = 256
+	clearUp        = time.Second
 	// heldBytes bounds the requests and answers of one stream whose calls still
 	// run; above it the stream is not read, so that a peer that reads no answers
 	// gets no more of them made.
@@ -43,6 +44,7 @@ type answers struct {
 	conn net.Conn
 	out  *outbox
 	ctx  context.Context // of every call; it names the peer
+	cut  context.CancelFunc
 
 	large  chan struct{}
 	stint  stint
@@ -61,7 +63,7 @@ type answers struct {
 func (s *Server) ServeCalls(c net.Conn) {
 	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(), &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr()}))
 	defer cancel()
-	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, large: make(chan struct{}, largeAnswers), running: make(map[uint64]*job),
+	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, cut: cancel, large: make(chan struct{}, largeAnswers), running: make(map[uint64]*job),
 		reader: bufio.NewReaderSize(c, readBytes), over: make(chan error, 1)}
 	a.room.L = &a.mu
 	a.stint.timer = time.AfterFunc(time.Hour, a.look)
@@ -100,13 +102,20 @@ func (a *answers) end() {
 	a.mu.Unlock()
 }
 
+// ends says why the stream did, and ends its calls: the goroutine that is to hear it
+// may itself run one.
+func (a *answers) ends(why error) {
+	a.over <- why
+	a.cut()
+}
+
 // read starts calls until the stream ends, and says why it did; or until another
 // goroutine reads on.
 func (a *answers) read() {
 	for {
 		job := &job{a: a}
 		if err := readFrame(a.reader, &job.frame); err != nil {
-			a.over <- err
+			a.ends(err)
 			return
 		}
 		switch job.frame.kind {
@@ -114,7 +123,7 @@ func (a *answers) read() {
 			here, err := a.start(job)
 			if err != nil {
 				job.frame.buffer.free()
-				a.over <- err
+				a.ends(err)
 				return
 			}
 			if here && !a.runHere(job) {
@@ -129,7 +138,7 @@ func (a *answers) read() {
 			job.frame.buffer.free()
 		default:
 			job.frame.buffer.free()
-			a.over <- malformed("the calling end sent an answer")
+			a.ends(malformed("the calling end sent an answer"))
 			return
 		}
 	}
@@ -145,12 +154,18 @@ func (a *answers) start(j *job) (here bool, err error) {
 	}
 	j.size = len(j.frame.buffer.bytes)
 	a.mu.Lock()
-	for !a.ended && (len(a.running) >= callsPerStream || a.bytes+j.size > heldBytes && len(a.running) > 0) {
+	full := len(a.running) >= callsPerStream && !a.clears()
+	for !a.ended && a.bytes+j.size > heldBytes && len(a.running) > 0 {
 		a.room.Wait()
 	}
 	_, twice := a.running[j.frame.id]
-	if a.ended || twice {
+	if a.ended || twice || full {
 		a.mu.Unlock()
+		if full && !twice {
+			a.failWith(&job{a: a, frame: frame{id: j.frame.id}}, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
+			j.frame.buffer.free()
+			return false, nil
+		}
 		return false, malformed("a call with the id of one that runs")
 	}
 	a.bytes += j.size
@@ -163,6 +178,23 @@ func (a *answers) start(j *job) (here bool, err error) {
 	}
 	a.s.dispatch(j)
 	return false, nil
+}
+
+// clears waits a moment for a call to end; the caller holds the lock. No longer, since
+// only who reads the stream hears that the peer is gone.
+func (a *answers) clears() bool {
+	late := false
+	t := time.AfterFunc(clearUp, func() {
+		a.mu.Lock()
+		late = true
+		a.room.Broadcast()
+		a.mu.Unlock()
+	})
+	defer t.Stop()
+	for len(a.running) >= callsPerStream && !late && !a.ended {
+		a.room.Wait()
+	}
+	return len(a.running) < callsPerStream
 }
 
 // maxTimeout bounds what a peer may ask for; longer counts as this.

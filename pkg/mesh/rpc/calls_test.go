@@ -383,13 +383,13 @@ func TestWhoSendsMoreCallsThanAllowedIsRefused(t *testing.T) {
 	t.Parallel()
 	p := serve(t)
 	c := p.raw()
-	for id := range uint64(556) {
+	for id := range uint64(256 + 3) {
 		if _, err := c.Write(rawRequest(id+1, meshv1.Node_GetInfo_FullMethodName)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_ = c.SetReadDeadline(time.Now().Add(patience))
-	for refused := range 44 {
+	for refused := range 3 {
 		var head [4]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
 			t.Fatalf("after %d refusals: %v", refused, err)
@@ -402,9 +402,28 @@ func TestWhoSendsMoreCallsThanAllowedIsRefused(t *testing.T) {
 			t.Fatalf("a refusal of %q", body)
 		}
 	}
-	if most := p.service.most.Load(); most > 512 {
+	if most := p.service.most.Load(); most > 256 {
 		t.Errorf("%d ran at a time", most)
 	}
+	// With all its calls hanging it is still noticed that the peer is gone.
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "every handler has ended", func() bool { return p.service.sleeping.Load() == 0 })
+}
+
+func TestTheOnlyCallOfAPeerThatIsGoneEnds(t *testing.T) {
+	t.Parallel()
+	p := serve(t)
+	c := p.raw()
+	if _, err := c.Write(rawRequest(1, meshv1.Node_GetInfo_FullMethodName)); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its handler runs", func() bool { return p.service.sleeping.Load() == 1 })
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "its handler has ended", func() bool { return p.service.sleeping.Load() == 0 })
 }
 
 // A peer that asks for gigabytes and reads nothing holds a few answers, not all.
