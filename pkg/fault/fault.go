@@ -140,6 +140,15 @@ type Error struct {
 	Cause   error
 }
 
+// InvalidFields is an Invalid error of fields that broke a rule, one detail each, with
+// their number in its text after what: "the job cannot be created".
+func InvalidFields(what string, fields []Detail) *Error {
+	if len(fields) == 1 {
+		return New(Invalid, "%s: 1 field is not valid", what).With(fields...)
+	}
+	return New(Invalid, "%s: %d fields are not valid", what, len(fields)).With(fields...)
+}
+
 // New makes an error of a kind.
 func New(k Kind, format string, a ...any) *Error {
 	return &Error{Kind: k, Message: fmt.Sprintf(format, a...)}

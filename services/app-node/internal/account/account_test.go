@@ -44,6 +44,19 @@ func TestAPasswordMatchesItsOwnHashOnly(t *testing.T) {
 	}
 }
 
+func TestAPasswordThatCannotBeTypedAgainIsRefusedInWords(t *testing.T) {
+	t.Parallel()
+	for password, want := range map[string]string{
+		"a good password": "", "pässwörd 🔑 one": "", "short": "at least", strings.Repeat("\x00", 16): "control characters",
+		"line one\nline two": "control characters", strings.Repeat(" ", 16): "blanks alone", "user@example.com": "the email", "not \xff text at all": "UTF-8",
+	} {
+		err := CheckPolicy(password, "user@example.com")
+		if want == "" && err != nil || want != "" && (fault.KindOf(err) != fault.Invalid || !strings.Contains(err.Error(), want)) {
+			t.Errorf("%q: %v, want %q", password, err, want)
+		}
+	}
+}
+
 func TestHashingWaitsForASlotAsLongAsTheCallerDoes(t *testing.T) {
 	t.Parallel()
 	h, err := NewHasher(rand.Reader, 1)

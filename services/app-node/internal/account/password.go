@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/crypto/argon2"
@@ -54,6 +55,10 @@ func CheckPolicy(password, email string) error {
 	switch {
 	case !utf8.ValidString(password):
 		return refuse("must be UTF-8 text")
+	case strings.ContainsFunc(password, unicode.IsControl):
+		return refuse("must not hold line breaks or control characters")
+	case strings.TrimSpace(password) == "":
+		return refuse("must not be blanks alone")
 	case utf8.RuneCountInString(password) < MinimumPasswordCharacters:
 		return refuse(fmt.Sprintf("must have at least %d characters", MinimumPasswordCharacters))
 	case len(password) > MaximumPasswordBytes:

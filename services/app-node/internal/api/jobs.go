@@ -141,7 +141,7 @@ func (s *Server) everyProblem(ctx context.Context, request *orkv1.CreateJobReque
 	if len(problems) == 1 {
 		return fault.New(fault.Invalid, "the job cannot be created: %s %s", problems[0].Field, problems[0].Rule).With(problems...)
 	}
-	return fault.New(fault.Invalid, "the job cannot be created: %d fields are not valid", len(problems)).With(problems...)
+	return fault.InvalidFields("the job cannot be created", problems)
 }
 
 // spec turns a request into the orchestrator's words. It resolves names of the

@@ -86,7 +86,10 @@ func (e *environment) gatewaysCreateCommand() *cobra.Command {
 		Use: "create JOB", Short: "Open a gateway in a running job's VM", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			body := map[string]any{}
-			if port != 0 {
+			if cmd.Flags().Changed("port") {
+				if port == 0 {
+					return fault.New(fault.Invalid, "--port is 0; it is one of the job's declared UDP ports, 1 to 65535").With(fault.Detail{Field: "port", Rule: "is 1 to 65535"})
+				}
 				body["port"] = port
 			}
 			g, err := e.gateway(cmd.Context(), "POST", args[0], "", body)
@@ -109,11 +112,15 @@ func (e *environment) gatewaysGetCommand() *cobra.Command {
 				return err
 			}
 			if !g.Open {
-				return fault.New(fault.NotFound, "job %s has no gateway; cosmicac gateways create %s opens one", g.JobID, args[0])
+				return noGateway(g, args[0])
 			}
 			return e.printGateway(g)
 		},
 	}
+}
+
+func noGateway(g *client.Gateway, job string) error {
+	return fault.New(fault.NotFound, "job %s has no gateway; cosmicac gateways create %s opens one", g.JobID, job)
 }
 
 // gatewayOf is a row of the list.
@@ -250,6 +257,13 @@ func (e *environment) gatewaysDeleteCommand() *cobra.Command {
 	return &cobra.Command{
 		Use: "delete JOB", Short: "Cut every peer and forget the gateway, its key and its peers", Args: cobra.ExactArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
+			g, err := e.gateway(cmd.Context(), "GET", args[0], "", nil)
+			if err != nil {
+				return err
+			}
+			if !g.Open {
+				return noGateway(g, args[0])
+			}
 			if _, err := e.gateway(cmd.Context(), "DELETE", args[0], "", nil); err != nil {
 				return err
 			}

@@ -67,8 +67,13 @@ func TestGatewayPeerGetsAFileThatHoldsAllButItsPrivateKey(t *testing.T) {
 	mu.Lock()
 	shown = `{"job_id":"j-0000000000000","open":false,"endpoints":[],"peers":[]}`
 	mu.Unlock()
-	if status, _, errOut := run(t, api, "", "gateways", "get", "j-0000000000000"); status == 0 || !strings.Contains(errOut, "gateways create") {
-		t.Errorf("a job without a gateway: %d, %s", status, errOut)
+	for _, verb := range []string{"get", "delete"} {
+		if status, _, errOut := run(t, api, "", "gateways", verb, "j-0000000000000"); status == 0 || !strings.Contains(errOut, "gateways create") {
+			t.Errorf("%s of a job without a gateway: %d, %s", verb, status, errOut)
+		}
+	}
+	if status, _, errOut := run(t, api, "", "gateways", "create", "j-0000000000000", "--port", "0"); status != 3 || !strings.Contains(errOut, "1 to 65535") {
+		t.Errorf("port 0: %d, %s", status, errOut)
 	}
 	all := strings.Join(asked, "\n")
 	for _, want := range []string{

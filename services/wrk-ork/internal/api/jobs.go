@@ -93,7 +93,7 @@ func together(errs ...error) error {
 	if first == nil || len(details) == len(fault.DetailsOf(first)) {
 		return first
 	}
-	return fault.New(fault.Invalid, "the job cannot be created: %d fields are not valid", len(details)).With(details...)
+	return fault.InvalidFields("the job cannot be created", details)
 }
 
 // checkID refuses what cannot be a job's id before the record is asked.

@@ -101,8 +101,7 @@ func updatedSpec(j *job.Job, req *orkv1.UpdateJobRequest) (*orkv1.JobSpec, error
 	}
 	checked, err := spec.Check(to)
 	if err != nil {
-		details := fault.DetailsOf(err)
-		return nil, fault.New(fault.Invalid, "job %s cannot be updated: %d fields are not valid", j.ID, len(details)).With(details...)
+		return nil, fault.InvalidFields(fmt.Sprintf("job %s cannot be updated", j.ID), fault.DetailsOf(err))
 	}
 	return checked, nil
 }

@@ -119,7 +119,7 @@ func (p *problems) err() error {
 	if len(p.list) == 1 {
 		return fault.New(fault.Invalid, "the job cannot be created: %s %s", p.list[0].Field, p.list[0].Rule).With(p.list...)
 	}
-	return fault.New(fault.Invalid, "the job cannot be created: %d fields are not valid", len(p.list)).With(p.list...)
+	return fault.InvalidFields("the job cannot be created", p.list)
 }
 
 // label checks text that people read and brings it to NFC.
@@ -259,7 +259,7 @@ func (p *problems) inference(s *orkv1.JobSpec) {
 	} else {
 		for i, a := range inf.Arguments {
 			if len(a) > 4096 || strings.ContainsAny(a, "\x00\n\r") {
-				p.add(fmt.Sprintf("engine_arguments[%d]", i), "is longer than 4096 bytes or holds a line break")
+				p.add(fmt.Sprintf("engine_arguments[%d]", i), "is longer than 4096 bytes, or holds a line break or a zero byte")
 			}
 		}
 	}

@@ -87,5 +87,5 @@ func Volume(req *orkv1.CreateVolumeRequest) error {
 	case 1:
 		return fault.New(fault.Invalid, "the volume cannot be created: %s %s", details[0].Field, details[0].Rule).With(details...)
 	}
-	return fault.New(fault.Invalid, "the volume cannot be created: %d fields are not valid", len(details)).With(details...)
+	return fault.InvalidFields("the volume cannot be created", details)
 }
