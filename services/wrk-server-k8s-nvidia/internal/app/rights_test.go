@@ -79,6 +79,7 @@ func TestEveryRightOfTheShippedRoleIsUsedAndNoOther(t *testing.T) {
 	defer server.Close()
 	w := begin(t, d, "leak", func(s *Setup) {
 		s.Config.Rack.ID, s.Config.Kubeconfig = "rights", plainKubeconfig(t, server.URL)
+		s.Network = "rights" // of its own: any worker of a network sweeps what is left of its VLANs
 		s.Config.Deadlines.Orphan, s.Config.Overlay.VLANQuarantine = 4*time.Second, time.Second
 		joinedBy(s)
 	})
