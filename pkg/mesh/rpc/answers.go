@@ -21,7 +21,7 @@ const (
 	// calls. Who does not keep to it is refused after clearUp: an answer may arrive, and
 	// be followed by a new call, before its worker has cleared up.
 	callsPerStream = 256
-	clearUp        = time.Second
+	clearUp        = 5 * time.Second
 	// heldBytes bounds the requests and answers of one stream whose calls still
 	// run; above it the stream is not read, so that a peer that reads no answers
 	// gets no more of them made.
@@ -56,6 +56,7 @@ type answers struct {
 	running map[uint64]*job
 	bytes   int
 	ended   bool
+	crowded bool // one waited for clearUp in vain, and no call has ended since
 }
 
 // ServeCalls answers calls on c, a stream of calls, until it ends; it returns when
@@ -180,18 +181,21 @@ func (a *answers) start(j *job) (here bool, err error) {
 	return false, nil
 }
 
-// clears waits a moment for a call to end; the caller holds the lock. No longer, since
-// only who reads the stream hears that the peer is gone.
+// clears waits for a call to end; the caller holds the lock. Only clearUp, and once for
+// all that come meanwhile, since only who reads the stream hears that the peer is gone.
 func (a *answers) clears() bool {
-	late := false
+	if a.crowded {
+		return false
+	}
+	waits := true
 	t := time.AfterFunc(clearUp, func() {
 		a.mu.Lock()
-		late = true
+		a.crowded = a.crowded || waits && len(a.running) >= callsPerStream
 		a.room.Broadcast()
 		a.mu.Unlock()
 	})
-	defer t.Stop()
-	for len(a.running) >= callsPerStream && !late && !a.ended {
+	defer func() { waits = false; t.Stop() }()
+	for len(a.running) >= callsPerStream && !a.crowded && !a.ended {
 		a.room.Wait()
 	}
 	return len(a.running) < callsPerStream
@@ -235,6 +239,7 @@ func (j *job) run() {
 	j.ctx.end()
 	a.mu.Lock()
 	delete(a.running, j.frame.id)
+	a.crowded = false
 	a.bytes -= j.size
 	a.room.Broadcast()
 	a.mu.Unlock()

@@ -383,13 +383,13 @@ func TestWhoSendsMoreCallsThanAllowedIsRefused(t *testing.T) {
 	t.Parallel()
 	p := serve(t)
 	c := p.raw()
-	for id := range uint64(256 + 3) {
+	for id := range uint64(256 + 44) {
 		if _, err := c.Write(rawRequest(id+1, meshv1.Node_GetInfo_FullMethodName)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	_ = c.SetReadDeadline(time.Now().Add(patience))
-	for refused := range 3 {
+	for refused := range 44 {
 		var head [4]byte
 		if _, err := io.ReadFull(c, head[:]); err != nil {
 			t.Fatalf("after %d refusals: %v", refused, err)

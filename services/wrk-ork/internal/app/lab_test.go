@@ -102,6 +102,23 @@ func newFabricLab(t *testing.T, nodes ...*orkv1.RackNode) *lab {
 	return startLab(t, false, nodes, func(w *fakeWorker) { w.fabric = true })
 }
 
+var portsKept atomic.Uint32
+
+// keptPort is free and stays so: it is below those that the kernel gives to
+// connections, which are many here.
+func keptPort(t *testing.T) int {
+	t.Helper()
+	for range 1000 {
+		port := 20000 + (os.Getpid()*97+int(portsKept.Add(1)))%12000
+		if probe, err := net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", port)); err == nil {
+			_ = probe.Close()
+			return port
+		}
+	}
+	t.Fatal("no port of 20000 to 31999 is free")
+	return 0
+}
+
 // startLab sets the rack's worker up with before, ahead of its first report.
 func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode, before ...func(*fakeWorker)) *lab {
 	t.Helper()
@@ -144,12 +161,7 @@ func startLab(t *testing.T, process bool, nodes []*orkv1.RackNode, before ...fun
 	l.config.Workers.Repeat = 500 * time.Millisecond
 
 	// The port stays over restarts of the orchestrator.
-	probe, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	l.address = fmt.Sprintf("/ip4/127.0.0.1/tcp/%d", probe.Addr().(*net.TCPAddr).Port)
-	_ = probe.Close()
+	l.address = fmt.Sprintf("/ip4/127.0.0.1/tcp/%d", keptPort(t))
 
 	if process {
 		l.config.StateDirectory, l.config.Mesh.Listen = l.dir, []string{l.address}
