@@ -140,11 +140,11 @@ type Error struct {
 	Cause   error
 }
 
-// InvalidFields is an Invalid error of fields that broke a rule, one detail each, with
-// their number in its text after what: "the job cannot be created".
+// InvalidFields is an Invalid error of fields that broke a rule, one detail each. After
+// what ("the job cannot be created") its text says the rule of one, or the number of many.
 func InvalidFields(what string, fields []Detail) *Error {
 	if len(fields) == 1 {
-		return New(Invalid, "%s: 1 field is not valid", what).With(fields...)
+		return New(Invalid, "%s: %s %s", what, fields[0].Field, fields[0].Rule).With(fields...)
 	}
 	return New(Invalid, "%s: %d fields are not valid", what, len(fields)).With(fields...)
 }

@@ -115,7 +115,7 @@ func TestFieldsThatBreakARuleAreCountedAndNamed(t *testing.T) {
 	t.Parallel()
 	name, size := Detail{Field: "name", Rule: "is needed"}, Detail{Field: "disk_gib", Rule: "is at least 10"}
 	for want, fields := range map[string][]Detail{
-		"the job cannot be created: 1 field is not valid":   {name},
+		"the job cannot be created: name is needed":         {name},
 		"the job cannot be created: 2 fields are not valid": {name, size},
 	} {
 		err := InvalidFields("the job cannot be created", fields)

@@ -21,7 +21,7 @@ type pulse struct {
 	quic   *quic.Conn
 
 	at        time.Time // of the last look
-	received  uint64    // of QUIC bytes, of TCP segments with data, as of then
+	received  uint64    // bytes in order, and of TCP segments out of order, as of then
 	delivered uint64    // segments that the peer has said it has, as of then
 	acked     uint64    // bytes of them without a gap, as of then
 	queued    uint64    // bytes sent and not acknowledged, as of then
@@ -41,8 +41,9 @@ func (p *pulse) look(within time.Duration) bool {
 		if err := p.socket.Control(func(fd uintptr) {
 			if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
 				// Behind a lost segment bytes count only once it came again, on a
-				// slow link after longer than silence is borne. Segments count at once.
-				p.received, p.delivered, p.acked = uint64(info.Data_segs_in), uint64(info.Delivered), info.Bytes_acked
+				// slow link after longer than silence is borne; segments count at once.
+				// What is sent again because our answers are lost is neither.
+				p.received, p.delivered, p.acked = info.Bytes_received+uint64(info.Rcv_ooopack), uint64(info.Delivered), info.Bytes_acked
 			}
 			if queued, err := unix.IoctlGetInt(int(fd), unix.SIOCOUTQ); err == nil {
 				p.queued = uint64(queued)

@@ -138,9 +138,6 @@ func (s *Server) everyProblem(ctx context.Context, request *orkv1.CreateJobReque
 			}
 		}
 	}
-	if len(problems) == 1 {
-		return fault.New(fault.Invalid, "the job cannot be created: %s %s", problems[0].Field, problems[0].Rule).With(problems...)
-	}
 	return fault.InvalidFields("the job cannot be created", problems)
 }
 

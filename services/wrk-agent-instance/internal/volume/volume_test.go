@@ -25,7 +25,7 @@ func newGuest(t *testing.T) *guest {
 	t.Helper()
 	for _, program := range []string{"blkid", "mkfs.ext4"} {
 		if _, err := exec.LookPath(program); err != nil {
-			t.Skipf("needs %s", program)
+			t.Skipf("%s is not on this machine: scripts/setup.sh installs it", program)
 		}
 	}
 	dir := t.TempDir()

@@ -116,9 +116,6 @@ func Check(in *orkv1.JobSpec) (*orkv1.JobSpec, error) {
 }
 
 func (p *problems) err() error {
-	if len(p.list) == 1 {
-		return fault.New(fault.Invalid, "the job cannot be created: %s %s", p.list[0].Field, p.list[0].Rule).With(p.list...)
-	}
 	return fault.InvalidFields("the job cannot be created", p.list)
 }
 

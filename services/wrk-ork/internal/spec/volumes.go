@@ -81,11 +81,8 @@ func Volume(req *orkv1.CreateVolumeRequest) error {
 	if err := Owner(req.GetOwner()); err != nil {
 		details = append(details, fault.DetailsOf(err)...)
 	}
-	switch len(details) {
-	case 0:
+	if len(details) == 0 {
 		return nil
-	case 1:
-		return fault.New(fault.Invalid, "the volume cannot be created: %s %s", details[0].Field, details[0].Rule).With(details...)
 	}
 	return fault.InvalidFields("the volume cannot be created", details)
 }
