@@ -49,7 +49,12 @@ func Take(dir, name string) (*Lock, error) {
 
 // Unlock lets the folder go. The file stays: removing it would let two processes
 // lock two files of one name.
-func (l *Lock) Unlock() error { return l.f.Close() }
+//
+// The lock is given up by name, not by closing alone: a program that is being started
+// at this moment holds every open file until it runs, and would keep the lock as long.
+func (l *Lock) Unlock() error {
+	return errors.Join(unix.Flock(int(l.f.Fd()), unix.LOCK_UN), l.f.Close())
+}
 
 func storage(err error, dir string) error {
 	return fault.Wrap(fault.Unavailable, err, "lock folder %s", dir).With(fault.Detail{Field: "reason", Rule: "storage"})

@@ -188,7 +188,7 @@ func (e *Engine) createMachine(ctx context.Context, a *attempt, k int) (*kubevir
 	defer cancel()
 	name := VMIName(a.rec.AttemptID, k)
 	machines := e.o.Client.KubeVirt.VirtualMachineInstances(e.o.Client.Namespace)
-	vmi, err := machines.Create(ctx, withVolumes(e.s.VMI(a.rec, a.anchor, k), a.rec), strict)
+	vmi, err := machines.Create(ctx, e.s.VMI(a.rec, a.anchor, k), strict)
 	if apierrors.IsAlreadyExists(err) {
 		if vmi, err = machines.Get(ctx, name, metav1.GetOptions{}); err != nil {
 			return nil, fmt.Errorf("read VirtualMachineInstance %s: %w", name, err)

@@ -273,5 +273,6 @@ func (s *Settings) VMI(rec *claim.Record, anchor types.UID, k int) *kubevirt.Vir
 		},
 	}
 	s.place(rec, k, &vmi.Spec)
+	addVolumes(vmi, rec)
 	return vmi
 }

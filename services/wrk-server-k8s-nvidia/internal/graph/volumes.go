@@ -47,8 +47,8 @@ func recordVolumes(all []*orkv1.AttachedVolume, machines int) (out []claim.Recor
 	return out, bad
 }
 
-// withVolumes gives a machine the attempt's volumes as disks that bear their names.
-func withVolumes(vmi *kubevirt.VirtualMachineInstance, rec *claim.Record) *kubevirt.VirtualMachineInstance {
+// addVolumes gives a machine the attempt's volumes as disks that bear their names.
+func addVolumes(vmi *kubevirt.VirtualMachineInstance, rec *claim.Record) {
 	for _, v := range rec.Volumes {
 		name := "volume-" + v.Name
 		vmi.Spec.Domain.Devices.Disks = append(vmi.Spec.Domain.Devices.Disks, kubevirt.Disk{
@@ -56,7 +56,6 @@ func withVolumes(vmi *kubevirt.VirtualMachineInstance, rec *claim.Record) *kubev
 		})
 		vmi.Spec.Volumes = append(vmi.Spec.Volumes, kubevirt.Volume{Name: name, VolumeSource: kubevirt.VolumeSource{DataVolume: &kubevirt.DataVolumeSource{Name: v.ID}}})
 	}
-	return vmi
 }
 
 // Writable says why nothing may be written now.

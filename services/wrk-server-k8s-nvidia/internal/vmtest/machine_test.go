@@ -37,9 +37,28 @@ func rootDisk(t *testing.T, folder string) string {
 	return disk
 }
 
+// emptyDisk is a new volume; a folder's files are on it if one is given.
+func emptyDisk(t *testing.T, files string) string {
+	t.Helper()
+	disk := filepath.Join(t.TempDir(), "volume.img")
+	if err := os.WriteFile(disk, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(disk, 64<<20); err != nil {
+		t.Fatal(err)
+	}
+	if files == "" {
+		return disk
+	}
+	if out, err := exec.Command("mke2fs", "-q", "-t", "ext4", "-d", files, disk).CombinedOutput(); err != nil {
+		t.Fatalf("make a volume: %v: %s", err, out)
+	}
+	return disk
+}
+
 // boot plays virt-launcher: it turns the volumes and disks of a VMI into those of
-// qemu, in their order and with their serials.
-func boot(t *testing.T, folder, root string, vmi *kubevirt.VirtualMachineInstance, secret *corev1.Secret, agentDisk string) *machine {
+// qemu, in their order and with their serials. Volumes are files by their ids.
+func boot(t *testing.T, folder, root string, volumes map[string]string, vmi *kubevirt.VirtualMachineInstance, secret *corev1.Secret, agentDisk string) *machine {
 	t.Helper()
 	m := &machine{console: filepath.Join(folder, "console.log"), ended: make(chan struct{})}
 	iso := seedDisk(t, vmi, secret)
@@ -59,6 +78,12 @@ func boot(t *testing.T, folder, root string, vmi *kubevirt.VirtualMachineInstanc
 		switch v := volume(t, vmi, d.Name); {
 		case v.DataVolume != nil:
 			drive = "format=raw,file=" + root
+			if file := volumes[v.DataVolume.Name]; file != "" {
+				drive = "format=raw,file=" + file
+			}
+			if d.Disk.ReadOnly {
+				drive += ",readonly=on"
+			}
 		case v.CloudInitNoCloud != nil:
 			drive = "format=raw,readonly=on,file=" + iso
 		case v.ContainerDisk != nil:

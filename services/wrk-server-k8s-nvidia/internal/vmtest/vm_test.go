@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -78,6 +79,12 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 	lab := agenttest.NewAt(t, host)
 
 	root := rootDisk(t, folder)
+	reference := t.TempDir()
+	if err := os.WriteFile(filepath.Join(reference, "words"), []byte("read by many"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// One new volume, and one that others read as well.
+	volumes := map[string]string{"v-results": emptyDisk(t, ""), "v-reference": emptyDisk(t, reference)}
 
 	// What ork sends and the worker renders, for each attempt on the job's disk.
 	start := func(greeting string) (*machine, *agentv1.Seed) {
@@ -86,9 +93,11 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 		s.Simulated, s.MeshListen, s.GpuCount, s.GpuModel = false, "", 0, ""
 		s.DefaultUser, s.StartScript = login, "echo $JOB_GREETING > proof\n"
 		s.Environment = map[string]string{"JOB_GREETING": greeting}
+		s.Volumes = []*agentv1.SeedVolume{{Name: "results"}, {Name: "reference", ReadOnly: true}}
 		rec := &claim.Record{
 			Version: 1, AttemptID: s.AttemptId, JobID: s.JobId, ReplicaID: s.ReplicaId, Image: "docker://registry.example/debian:12",
 			DiskBytes: 2 << 30, Nodes: []claim.RecordNode{{Node: "gpu-1", CPUCores: 2, MemoryBytes: memory << 20}},
+			Volumes: []claim.RecordVolume{{ID: "v-results", Name: "results"}, {ID: "v-reference", Name: "reference", ReadOnly: true}},
 		}
 		worker := graph.Settings{Rack: s.RackId, Network: "00ff", AgentImage: "registry.example/cosmicac/agents:" + version}
 		s.Hostname = graph.VMIName(rec.AttemptID, 0)
@@ -96,7 +105,7 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return boot(t, folder, root, worker.VMI(rec, "anchor", 0), worker.Secret(rec, "anchor", 0, data), agentDisk), s
+		return boot(t, folder, root, volumes, worker.VMI(rec, "anchor", 0), worker.Secret(rec, "anchor", 0, data), agentDisk), s
 	}
 	const greeting, secondGreeting = "hello from the start script", "hello again"
 	m, s := start(greeting)
@@ -127,10 +136,13 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 		"hostname":                           s.Hostname,
 		"cat /run/cosmicac/agent/version":    version,
 		"systemctl is-active cosmicac-agent": "active",
-		"findmnt -no FSTYPE,VFS-OPTIONS /run/cosmicac/agent | tr -s ' ' | cut -d, -f1":                        "ext4 ro",
-		"sudo stat -c '%a %U' /etc/cosmicac/seed.json":                                                        "600 root",
-		"cat /etc/cosmicac/seed.json 2>/dev/null || echo closed":                                              "closed",
-		"sudo dd if=/dev/zero of=/dev/disk/by-id/virtio-cosmicac-agent count=1 2>/dev/null || echo read-only": "read-only",
+		"findmnt -no FSTYPE,VFS-OPTIONS /run/cosmicac/agent | tr -s ' ' | cut -d, -f1":                         "ext4 ro",
+		"sudo stat -c '%a %U' /etc/cosmicac/seed.json":                                                         "600 root",
+		"cat /etc/cosmicac/seed.json 2>/dev/null || echo closed":                                               "closed",
+		"findmnt -no FSTYPE /volumes/results && stat -c '%U' /volumes/results":                                 "ext4\n" + login,
+		"findmnt -no VFS-OPTIONS /volumes/reference | cut -d, -f1; cat /volumes/reference/words":               "ro\nread by many",
+		"touch /volumes/reference/x 2>/dev/null || sudo touch /volumes/reference/x 2>/dev/null || echo closed": "closed",
+		"sudo dd if=/dev/zero of=/dev/disk/by-id/virtio-cosmicac-agent count=1 2>/dev/null || echo read-only":  "read-only",
 	} {
 		if got, status, err := run(c, line); got != want || err != nil {
 			t.Errorf("%s: %q, status %d, error %v; want %q", line, got, status, err, want)
@@ -150,6 +162,16 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 	text, _ := io.ReadAll(terminal)
 	if status, err := terminal.Wait(context.Background()); status != 5 || err != nil || !strings.Contains(string(text), "33 97") {
 		t.Errorf("terminal: %q, status %d, error %v", text, status, err)
+	}
+	const result = "/volumes/results/answer"
+	if _, status, err := run(c, "echo 42 > "+result+" && sync"); status != 0 || err != nil {
+		t.Errorf("write to the volume: status %d, error %v", status, err)
+	}
+	keeps := func(when string) {
+		t.Helper()
+		if got, _, err := run(c, "cat "+result+" /volumes/reference/words"); got != "42\nread by many" || err != nil {
+			t.Errorf("the volumes %s: %q, %v", when, got, err)
+		}
 	}
 	const bootID = "cat /proc/sys/kernel/random/boot_id"
 	before, _, err := run(c, bootID)
@@ -187,6 +209,8 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 		t.Errorf("the disk after the reboot: %q, %v", got, err)
 	}
 
+	keeps("after the reboot")
+
 	// Stopped and started: a new attempt on the same disk.
 	m.off.Store(true)
 	_, _, _ = run(c, "sudo systemctl poweroff")
@@ -206,6 +230,7 @@ func TestVMComesInGivesAShellAndComesBackAfterRebootAndRestart(t *testing.T) {
 		got, _, _ := run(c, "cat proof")
 		return got == secondGreeting
 	})
+	keeps("in the second attempt")
 	if got, _, err := run(c, "hostname"); got != s.Hostname || err != nil {
 		t.Errorf("host name of the second attempt: %q, %v", got, err)
 	}
