@@ -231,9 +231,14 @@ func TestAJobWaitsForItsVolumeAndTakesNoGPUMeanwhile(t *testing.T) {
 	if err != nil || len(dry.Plan.Replicas) != 1 || dry.Plan.Replicas[0].RackId != "rk-test" {
 		t.Errorf("a job without the volume would wait, too: %v, %v", dry, err)
 	}
-	l.worker.change(func() {
-		l.worker.pending = false
-		l.worker.volumes[v.Id].Usable = true
+	l.eventually("the worker makes the volume", func() (made bool) {
+		l.worker.change(func() {
+			if made = l.worker.volumes[v.Id] != nil; made {
+				l.worker.pending = false
+				l.worker.volumes[v.Id].Usable = true
+			}
+		})
+		return made
 	})
 	l.awaitVolume(v.Id, orkv1.VolumeState_VOLUME_STATE_READY)
 	l.awaitThat(j.Id, "placed", func(j *orkv1.Job) bool { return newest(j).RackId == "rk-test" })

@@ -57,7 +57,7 @@ var pools = map[string]string{
 	"fault": "nodes=8,gpus=5,hostdev=nvidia.com/mlnx_cx7,hostdevs=2,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB", "wait": "nodes=2,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"volume": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"race":   "nodes=1,gpus=8,resource=nvidia.com/GH100_H100_SXM5_80GB", "fabric": "nodes=2,gpus=8,hostdev=nvidia.com/mlnx_cx7,hostdevs=4,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
-	"overlay": "nodes=4,gpus=3,hostdev=nvidia.com/mlnx_cx7,hostdevs=2,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
+	"overlay": "nodes=4,gpus=3,hostdev=nvidia.com/mlnx_cx7,hostdevs=3,bridge=br-cosmicac,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"probe":   "nodes=2,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB", "halt": "nodes=1,gpus=2,resource=nvidia.com/GH100_H100_SXM5_80GB",
 	"ports": "nodes=1,gpus=4,resource=nvidia.com/GH100_H100_SXM5_80GB",
 }
