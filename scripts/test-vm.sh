@@ -2,9 +2,10 @@
 # The agent's way in, in a real virtual machine: a Debian root boots under qemu
 # with the seed and the agent disk that the worker makes, joins a mesh, gives a
 # shell, and comes back: by itself after a reboot, and in a new attempt with a
-# new seed on the same disk. By hand, not part of `make test`: without KVM the
-# machine is emulated, which takes some 4 minutes, and the first run's root image
-# takes 5 to 10 more. Needs root (apt, debootstrap, a network namespace). Run
+# new seed on the same disk. By hand, not part of `make test`: the machine is
+# emulated, which takes some 4 minutes, and the first run's root image takes 5 to
+# 10 more. COSMICAC_VM_ACCEL=kvm is faster where KVM works; a nested one may hang
+# or abort. Needs root (apt, debootstrap, a network namespace). Run
 # after build.sh and images.sh.
 . "$(dirname "$0")/lib.sh"
 

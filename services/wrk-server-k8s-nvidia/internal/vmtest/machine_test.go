@@ -2,6 +2,7 @@ package vmtest
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -62,8 +63,9 @@ func boot(t *testing.T, folder, root string, volumes map[string]string, vmi *kub
 	t.Helper()
 	m := &machine{console: filepath.Join(folder, "console.log"), ended: make(chan struct{})}
 	iso := seedDisk(t, vmi, secret)
+	accel := cmp.Or(os.Getenv("COSMICAC_VM_ACCEL"), "tcg,thread=multi")
 	args := []string{
-		"-machine", vmi.Spec.Domain.Machine.Type, "-accel", "kvm", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", fmt.Sprint(memory),
+		"-machine", vmi.Spec.Domain.Machine.Type, "-accel", accel, "-cpu", "max", "-smp", "2", "-m", fmt.Sprint(memory),
 		"-nodefaults", "-no-user-config", "-display", "none", "-serial", "file:" + m.console,
 		// KubeVirt boots the disk's own loader; to start its kernel directly spares minutes of emulation.
 		"-kernel", filepath.Join(folder, "vmlinuz"), "-initrd", filepath.Join(folder, "initrd"),
