@@ -85,13 +85,19 @@ type callerKey struct{}
 // CallerFrom returns who made the call that ctx belongs to. It is set in every
 // handler of this node, for calls and for streams.
 func CallerFrom(ctx context.Context) (Caller, bool) {
-	c, ok := ctx.Value(callerKey{}).(Caller)
-	return c, ok
+	if c, ok := ctx.Value(callerKey{}).(*Caller); ok {
+		return *c, true
+	}
+	return Caller{}, false
 }
 
 // WithCaller returns a context as a handler would get it. It is for code that
 // answers in process and for tests of handlers.
 func WithCaller(ctx context.Context, c Caller) context.Context {
+	return withCaller(ctx, &c)
+}
+
+func withCaller(ctx context.Context, c *Caller) context.Context {
 	return context.WithValue(ctx, callerKey{}, c)
 }
 
@@ -111,11 +117,14 @@ func (n *Node) authorize(ctx context.Context, remote net.Addr, fullMethod string
 	if !ok {
 		return nil, fault.New(fault.Denied, "call %s: the caller is not known", fullMethod)
 	}
-	caller, ok := n.self(), true
-	if !a.self {
-		caller, ok = a.session.caller()
+	var caller *Caller
+	if a.self {
+		self := n.self()
+		caller = &self
+	} else {
+		caller = a.session.callerNow()
 	}
-	if !ok {
+	if caller == nil {
 		return nil, fault.New(fault.Denied, "call %s: the caller is not admitted", fullMethod)
 	}
 	right := n.rightOf(fullMethod)
@@ -126,7 +135,7 @@ func (n *Node) authorize(ctx context.Context, remote net.Addr, fullMethod string
 		}
 		return nil, fault.New(fault.Denied, "call %s: a %s with this key's roles may not call it", fullMethod, className(caller.Class))
 	}
-	return WithCaller(ctx, caller), nil
+	return withCaller(ctx, caller), nil
 }
 
 // self is this node as its own caller.

@@ -320,6 +320,7 @@ func (n *Node) judgeAgain(s *session) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.who == who { // not admitted anew meanwhile
+		c.Address = s.address
 		s.who = &c
 	}
 	return nil

@@ -108,20 +108,27 @@ func closeOnce(c chan struct{}) {
 
 // caller returns the admitted peer.
 func (s *session) caller() (Caller, bool) {
+	if c := s.callerNow(); c != nil {
+		return *c, true
+	}
+	return Caller{}, false
+}
+
+// callerNow is the admitted peer, nil if there is none. It never changes.
+func (s *session) callerNow() *Caller {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.who == nil || s.err != nil {
-		return Caller{}, false
+	if s.err != nil {
+		return nil
 	}
-	c := *s.who
-	c.Address = s.address
-	return c, true
+	return s.who
 }
 
 // admit records that this node admitted the peer.
 func (s *session) admit(c Caller, shown *meshv1.Credential) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	c.Address = s.address
 	s.who, s.credential = &c, shown
 	if s.guard != nil {
 		s.guard.admitted.Store(true)

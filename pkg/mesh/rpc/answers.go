@@ -35,6 +35,7 @@ type unary struct {
 	name   string
 	impl   any
 	handle grpc.MethodHandler
+	most   uint32 // that one caller may have at a time, 0 for no bound
 	pace   pace
 }
 
@@ -114,6 +115,9 @@ func (a *answers) ends(why error) {
 // goroutine reads on.
 func (a *answers) read() {
 	for {
+		if !whole(a.reader) {
+			a.out.flush() // what was answered does not wait for what is to come
+		}
 		job := &job{a: a}
 		if err := readFrame(a.reader, &job.frame); err != nil {
 			a.ends(err)
@@ -127,7 +131,8 @@ func (a *answers) read() {
 				a.ends(err)
 				return
 			}
-			if here && !a.runHere(job) {
+			if here && !job.run() {
+				a.out.flush() // another reads on, which may have flushed before
 				return
 			}
 		case kindCancel:
@@ -154,7 +159,13 @@ func (a *answers) start(j *job) (here bool, err error) {
 		j.ctx.deadline = time.Now().Add(timeout)
 	}
 	j.size = len(j.frame.buffer.bytes)
+	j.unary = a.s.unary[string(j.frame.method)]
 	a.mu.Lock()
+	if len(a.running) >= callsPerStream || a.bytes+j.size > heldBytes {
+		a.mu.Unlock()
+		a.out.flush() // this is going to wait
+		a.mu.Lock()
+	}
 	full := len(a.running) >= callsPerStream && !a.clears()
 	for !a.ended && a.bytes+j.size > heldBytes && len(a.running) > 0 {
 		a.room.Wait()
@@ -169,16 +180,23 @@ func (a *answers) start(j *job) (here bool, err error) {
 		}
 		return false, malformed("a call with the id of one that runs")
 	}
-	a.bytes += j.size
-	a.running[j.frame.id] = j
-	lone := len(a.running) == 1
-	a.mu.Unlock()
-	j.unary = a.s.unary[string(j.frame.method)]
-	if j.unary != nil && j.unary.pace.here(lone && a.reader.Buffered() == 0) {
+	if j.unary != nil && j.unary.pace.here(len(a.running) == 0 && a.reader.Buffered() == 0) {
+		j.here = true
+		a.stint.begin(j)
+		a.mu.Unlock()
 		return true, nil
 	}
+	a.count(j)
+	a.mu.Unlock()
 	a.s.dispatch(j)
 	return false, nil
+}
+
+// count has a call be one of those that run beside the reader; the lock is held.
+func (a *answers) count(j *job) {
+	j.counted = true
+	a.bytes += j.size
+	a.running[j.frame.id] = j
 }
 
 // clears waits for a call to end; the caller holds the lock. Only clearUp, and once for
@@ -211,23 +229,22 @@ type job struct {
 	size  int
 	ctx   callContext
 
-	unary *unary // nil if there is none of that name
-	here  bool   // the reader runs it
+	unary   *unary // nil if there is none of that name
+	here    bool   // the reader runs it
+	counted bool   // among those that run beside the reader; guarded by the lock of answers
 
 	mu              sync.Mutex // of what the handler sets
 	header, trailer metadata.MD
 	method          string
 }
 
-// run runs one call to its end and answers it.
-func (j *job) run() {
+// run runs one call to its end and answers it. reads is true for the goroutine that
+// reads the stream and is to read on.
+func (j *job) run() (reads bool) {
 	a := j.a
-	var began time.Time
-	if j.here {
-		began = time.Now()
-	}
+	began := time.Now()
 	reply, err := j.call()
-	if j.here {
+	if j.unary != nil {
 		j.unary.pace.took(time.Since(began))
 	}
 	if err == nil {
@@ -238,25 +255,21 @@ func (j *job) run() {
 	}
 	j.ctx.end()
 	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stint.end(j) {
+		return true
+	}
 	delete(a.running, j.frame.id)
 	a.crowded = false
 	a.bytes -= j.size
 	a.room.Broadcast()
-	a.mu.Unlock()
+	return false
 }
 
 // call authorises, decodes and handles.
 func (j *job) call() (reply any, err error) {
 	a := j.a
-	freed := false
-	free := func() {
-		if !freed {
-			freed = true
-			j.frame.body = nil
-			j.frame.buffer.free()
-		}
-	}
-	defer free()
+	defer j.free()
 	m := j.unary
 	if m == nil {
 		return nil, fault.New(fault.Unsupported, "call %q: this node has no such method", j.frame.method)
@@ -266,24 +279,33 @@ func (j *job) call() (reply any, err error) {
 	if j.frame.header != nil {
 		ctx = metadata.NewIncomingContext(ctx, j.frame.header)
 	}
-	ctx, end, err := a.s.begin(ctx, m.name)
+	ctx, end, err := a.s.begin(ctx, m.name, m.most)
 	if err != nil {
 		return nil, err
 	}
 	defer end()
 	defer a.s.o.recover(m.name, &err)
-	ctx = grpc.NewContextWithServerTransportStream(ctx, j)
-	return m.handle(m.impl, ctx, func(into any) error {
-		defer free()
-		message, ok := into.(proto.Message)
-		if !ok {
-			return fault.New(fault.Internal, "the request of %s is no protobuf message", m.name)
-		}
-		if err := proto.Unmarshal(j.frame.body, message); err != nil {
-			return fault.Wrap(fault.Invalid, err, "decode the request of %s", m.name)
-		}
-		return nil
-	}, nil)
+	return m.handle(m.impl, grpc.NewContextWithServerTransportStream(ctx, j), j.decode, nil)
+}
+
+// decode reads the request, and lets go of the bytes that it came in.
+func (j *job) decode(into any) error {
+	defer j.free()
+	message, ok := into.(proto.Message)
+	if !ok {
+		return fault.New(fault.Internal, "the request of %s is no protobuf message", j.method)
+	}
+	if err := proto.Unmarshal(j.frame.body, message); err != nil {
+		return fault.Wrap(fault.Invalid, err, "decode the request of %s", j.method)
+	}
+	return nil
+}
+
+func (j *job) free() {
+	if b := j.frame.buffer; b != nil {
+		j.frame.body, j.frame.method, j.frame.buffer = nil, nil, nil
+		b.free()
+	}
 }
 
 // answer sends the reply, in pieces if it is long.
@@ -297,8 +319,10 @@ func (a *answers) answer(j *job, reply any) error {
 		return fault.New(fault.TooLarge, "the answer of %s has %d bytes, at most %d may cross", j.method, size, MaxMessageBytes)
 	}
 	a.mu.Lock()
-	j.size += size
-	a.bytes += size
+	if j.counted {
+		j.size += size
+		a.bytes += size
+	}
 	a.mu.Unlock()
 	if size > pieceBytes {
 		select {
@@ -341,11 +365,15 @@ func (a *answers) answer(j *job, reply any) error {
 // also to a caller that gave up: its call keeps its turn until it is answered.
 func (a *answers) send(j *job, frame []byte) error {
 	how := inTurn
-	a.mu.Lock()
-	if len(a.running) == 1 {
-		how = alone
+	if j.here {
+		how = held
+	} else {
+		a.mu.Lock()
+		if len(a.running) == 1 {
+			how = alone
+		}
+		a.mu.Unlock()
 	}
-	a.mu.Unlock()
 	if a.out.put(&j.ctx, frame, how) {
 		return nil
 	}

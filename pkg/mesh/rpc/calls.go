@@ -27,18 +27,17 @@ type request struct {
 	gotHeader, gotTrailer *metadata.MD
 }
 
-// newRequest tells whether the stream of calls can take a call: protobuf, small
-// enough, and no option that means something to gRPC alone.
-func newRequest(ctx context.Context, method string, args, reply any, opts []grpc.CallOption) (*request, bool) {
-	in, ok := args.(proto.Message)
-	if !ok {
-		return nil, false
+// set tells whether the stream of calls can take a call: protobuf, small enough, and
+// no option that means something to gRPC alone.
+func (q *request) set(ctx context.Context, method string, args, reply any, opts []grpc.CallOption) bool {
+	var ok bool
+	if q.args, ok = args.(proto.Message); !ok {
+		return false
 	}
-	out, ok := reply.(proto.Message)
-	if !ok || len(method) > maxMethod {
-		return nil, false
+	if q.reply, ok = reply.(proto.Message); !ok || len(method) > maxMethod {
+		return false
 	}
-	q := &request{method: method, args: in, reply: out}
+	q.method = method
 	for _, o := range opts {
 		switch o := o.(type) {
 		case grpc.StaticMethodCallOption:
@@ -47,14 +46,14 @@ func newRequest(ctx context.Context, method string, args, reply any, opts []grpc
 		case grpc.TrailerCallOption:
 			q.gotTrailer = o.TrailerAddr
 		default:
-			return nil, false
+			return false
 		}
 	}
-	if q.size = proto.Size(in); q.size > FastBytes {
-		return nil, false
+	if q.size = proto.Size(q.args); q.size > FastBytes {
+		return false
 	}
 	q.header, _ = metadata.FromOutgoingContext(ctx)
-	return q, pairsFit(q.header)
+	return pairsFit(q.header)
 }
 
 // callLink is the caller's end of one stream of calls.

@@ -116,8 +116,9 @@ func (c *Client) Invoke(ctx context.Context, method string, args, reply any, opt
 	}
 	ctx = forwardTrace(ctx)
 	if time.Now().UnixNano() >= c.slow.Load() {
-		if q, ok := newRequest(ctx, method, args, reply, opts); ok {
-			if taken, err := c.invokeFast(ctx, q); taken {
+		var q request
+		if q.set(ctx, method, args, reply, opts) {
+			if taken, err := c.invokeFast(ctx, &q); taken {
 				return err
 			}
 		}

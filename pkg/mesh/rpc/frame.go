@@ -43,7 +43,7 @@ const (
 	FastBytes = 65 << 10
 	// readBytes is the buffer of a reader: small, since thousands of agents hold a link
 	// each for a while after every call; what is larger is read around it.
-	readBytes = 4 << 10
+	readBytes = 32 << 10
 	// pieceBytes is the most that one frame of an answer carries.
 	pieceBytes = 64 << 10
 	// maxPairsBytes bounds headers, and trailers, of one call, as gRPC's own limit here.
@@ -101,6 +101,15 @@ func readFrame(r *bufio.Reader, f *frame) error {
 	}
 	f.buffer = b
 	return nil
+}
+
+// whole tells whether a whole frame waits in r: to read it will not block.
+func whole(r *bufio.Reader) bool {
+	if r.Buffered() < 4 {
+		return false
+	}
+	head, _ := r.Peek(4)
+	return uint64(r.Buffered()) >= 4+uint64(binary.BigEndian.Uint32(head))
 }
 
 // parseFrame reads what follows the size.

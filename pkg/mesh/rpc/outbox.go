@@ -44,7 +44,12 @@ const (
 	// alone is for a call beside which no other runs on the stream: the other end has
 	// taken in all that was sent before, so its write does not wait for it.
 	alone
+	// held is for who says flush soon.
+	held
 )
+
+// heldMost is what is held of the frames that wait for flush.
+const heldMost = 32 << 10
 
 // put adds a whole frame. With a slow reader at the other end it blocks until
 // there is room, ctx ends or the connection ended; ok is false then and nothing
@@ -66,8 +71,11 @@ func (o *outbox) put(ctx context.Context, frame []byte, how urgency) (ok bool) {
 				o.waiting = newBuffer(maxFrameBytes)
 			}
 			o.waiting.bytes = append(o.waiting.bytes, frame...)
+			quiet := how == held && len(o.waiting.bytes) < heldMost
 			o.mu.Unlock()
-			o.poke()
+			if !quiet {
+				o.poke()
+			}
 			return true
 		}
 		if o.room == nil {
@@ -92,6 +100,31 @@ func (o *outbox) isEnded() bool {
 	default:
 		return false
 	}
+}
+
+// flush writes what waits, unless another is about to.
+func (o *outbox) flush() {
+	o.mu.Lock()
+	if o.waiting == nil || o.writing || o.isEnded() {
+		o.mu.Unlock()
+		return
+	}
+	b := o.take()
+	o.mu.Unlock()
+	o.write(b.bytes)
+	b.free()
+}
+
+// take takes what waits, nil if nothing does, and the turn to write it; the lock is held.
+func (o *outbox) take() *buffer {
+	b := o.waiting
+	o.waiting = nil
+	if o.room != nil {
+		close(o.room)
+		o.room = nil
+	}
+	o.writing = b != nil
+	return b
 }
 
 // write writes what the caller has taken the turn for, and gives the turn back.
@@ -136,13 +169,7 @@ func (o *outbox) run() {
 				o.mu.Unlock()
 				break
 			}
-			b := o.waiting
-			o.waiting = nil
-			if o.room != nil {
-				close(o.room)
-				o.room = nil
-			}
-			o.writing = b != nil
+			b := o.take()
 			o.mu.Unlock()
 			if b == nil {
 				break

@@ -81,7 +81,7 @@ func NewServer(o ServerOptions) *Server {
 		grpc.MaxHeaderListSize(16<<10),
 		grpc.WaitForHandlers(true),
 		grpc.UnaryInterceptor(func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (resp any, err error) {
-			ctx, end, err := s.begin(ctx, info.FullMethod)
+			ctx, end, err := s.begin(ctx, info.FullMethod, RightOf(info.FullMethod).GetAtATime())
 			if err != nil {
 				return nil, fault.ToGRPC(err)
 			}
@@ -91,7 +91,7 @@ func NewServer(o ServerOptions) *Server {
 			return resp, fault.ToGRPC(cutOff(ctx, info.FullMethod, err))
 		}),
 		grpc.StreamInterceptor(func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, next grpc.StreamHandler) (err error) {
-			ctx, end, err := s.begin(stream.Context(), info.FullMethod)
+			ctx, end, err := s.begin(stream.Context(), info.FullMethod, RightOf(info.FullMethod).GetAtATime())
 			if err != nil {
 				return fault.ToGRPC(err)
 			}
@@ -103,8 +103,9 @@ func NewServer(o ServerOptions) *Server {
 	return s
 }
 
-// begin authorises a call and counts it; end when it is over.
-func (s *Server) begin(ctx context.Context, fullMethod string) (_ context.Context, end func(), err error) {
+// begin authorises a call and counts it, if its method bounds how many one caller may
+// have at a time; end when it is over.
+func (s *Server) begin(ctx context.Context, fullMethod string, most uint32) (_ context.Context, end func(), err error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
 		return nil, nil, fault.New(fault.Denied, "call %s: the caller is not known", fullMethod)
@@ -112,7 +113,7 @@ func (s *Server) begin(ctx context.Context, fullMethod string) (_ context.Contex
 	if ctx, err = s.o.Authorize(ctx, p.Addr, fullMethod); err != nil {
 		return nil, nil, err
 	}
-	if most := RightOf(fullMethod).GetAtATime(); most > 0 {
+	if most > 0 {
 		end, err = s.turns.take(p.Addr.String(), fullMethod, most)
 		return ctx, end, err
 	}
@@ -142,7 +143,7 @@ func (s *Server) RegisterService(desc *grpc.ServiceDesc, impl any) {
 	s.grpc.RegisterService(desc, impl)
 	for _, m := range desc.Methods {
 		name := "/" + desc.ServiceName + "/" + m.MethodName
-		s.unary[name] = &unary{name: name, impl: impl, handle: m.Handler}
+		s.unary[name] = &unary{name: name, impl: impl, handle: m.Handler, most: RightOf(name).GetAtATime()}
 	}
 }
 
