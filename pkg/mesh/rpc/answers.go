@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bufio"
 	"context"
 	"io"
 	"net"
@@ -47,10 +46,10 @@ type answers struct {
 	ctx  context.Context // of every call; it names the peer
 	cut  context.CancelFunc
 
-	large  chan struct{}
-	stint  stint
-	reader *bufio.Reader // of who reads
-	over   chan error    // why reading ended
+	large chan struct{}
+	stint stint
+	in    *inlet     // of who reads
+	over  chan error // why reading ended
 
 	mu      sync.Mutex
 	room    sync.Cond // bytes went down or ended
@@ -66,7 +65,7 @@ func (s *Server) ServeCalls(c net.Conn) {
 	ctx, cancel := context.WithCancel(peer.NewContext(context.Background(), &peer.Peer{Addr: c.RemoteAddr(), LocalAddr: c.LocalAddr()}))
 	defer cancel()
 	a := &answers{s: s, conn: c, out: newOutbox(c), ctx: ctx, cut: cancel, large: make(chan struct{}, largeAnswers), running: make(map[uint64]*job),
-		reader: bufio.NewReaderSize(c, readBytes), over: make(chan error, 1)}
+		in: newInlet(c), over: make(chan error, 1)}
 	a.room.L = &a.mu
 	a.stint.timer = time.AfterFunc(time.Hour, a.look)
 	defer a.stint.timer.Stop()
@@ -115,51 +114,55 @@ func (a *answers) ends(why error) {
 // goroutine reads on.
 func (a *answers) read() {
 	for {
-		if !whole(a.reader) {
+		if !a.in.whole() {
 			a.out.flush() // what was answered does not wait for what is to come
 		}
-		job := &job{a: a}
-		if err := readFrame(a.reader, &job.frame); err != nil {
+		var f frame
+		if err := a.in.readFrame(&f); err != nil {
 			a.ends(err)
 			return
 		}
-		switch job.frame.kind {
+		switch f.kind {
 		case kindRequest:
-			here, err := a.start(job)
+			job, err := a.start(&f)
 			if err != nil {
-				job.frame.buffer.free()
+				f.buffer.free()
 				a.ends(err)
 				return
 			}
-			if here && !job.run() {
+			if job != nil && !job.run() {
 				a.out.flush() // another reads on, which may have flushed before
 				return
 			}
 		case kindCancel:
 			a.mu.Lock()
-			if running := a.running[job.frame.id]; running != nil {
+			if running := a.running[f.id]; running != nil {
 				running.ctx.end()
 			}
 			a.mu.Unlock()
-			job.frame.buffer.free()
+			f.buffer.free()
 		default:
-			job.frame.buffer.free()
+			f.buffer.free()
 			a.ends(malformed("the calling end sent an answer"))
 			return
 		}
 	}
 }
 
-// start runs a call on a worker, unless the reader is to run it here. It waits while
+// start runs a call on a worker, or returns it for the reader to run. It waits while
 // the stream's calls hold too much.
-func (a *answers) start(j *job) (here bool, err error) {
-	timeout := time.Duration(min(j.frame.timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond
-	j.ctx.stream = a.ctx
-	if timeout > 0 {
-		j.ctx.deadline = time.Now().Add(timeout)
+func (a *answers) start(f *frame) (here *job, err error) {
+	now := time.Now()
+	j := &job{a: a, id: f.id, header: f.header, body: f.body, buffer: f.buffer, began: now, size: len(f.buffer.bytes)}
+	if j.unary = a.s.unary[string(f.method)]; j.unary == nil {
+		j.method = string(f.method)
+	} else {
+		j.method = j.unary.name
 	}
-	j.size = len(j.frame.buffer.bytes)
-	j.unary = a.s.unary[string(j.frame.method)]
+	j.ctx.stream = a.ctx
+	if f.timeout > 0 {
+		j.ctx.deadline = now.Add(time.Duration(min(f.timeout, uint64(maxTimeout/time.Microsecond))) * time.Microsecond)
+	}
 	a.mu.Lock()
 	if len(a.running) >= callsPerStream || a.bytes+j.size > heldBytes {
 		a.mu.Unlock()
@@ -170,33 +173,33 @@ func (a *answers) start(j *job) (here bool, err error) {
 	for !a.ended && a.bytes+j.size > heldBytes && len(a.running) > 0 {
 		a.room.Wait()
 	}
-	_, twice := a.running[j.frame.id]
+	_, twice := a.running[j.id]
 	if a.ended || twice || full {
 		a.mu.Unlock()
 		if full && !twice {
-			a.failWith(&job{a: a, frame: frame{id: j.frame.id}}, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
-			j.frame.buffer.free()
-			return false, nil
+			a.failWith(j, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
+			j.free()
+			return nil, nil
 		}
-		return false, malformed("a call with the id of one that runs")
+		return nil, malformed("a call with the id of one that runs")
 	}
-	if j.unary != nil && j.unary.pace.here(len(a.running) == 0 && a.reader.Buffered() == 0) {
+	if j.unary != nil && j.unary.pace.here(len(a.running) == 0 && len(a.in.unread) == 0, now) {
 		j.here = true
 		a.stint.begin(j)
 		a.mu.Unlock()
-		return true, nil
+		return j, nil
 	}
 	a.count(j)
 	a.mu.Unlock()
 	a.s.dispatch(j)
-	return false, nil
+	return nil, nil
 }
 
 // count has a call be one of those that run beside the reader; the lock is held.
 func (a *answers) count(j *job) {
 	j.counted = true
 	a.bytes += j.size
-	a.running[j.frame.id] = j
+	a.running[j.id] = j
 }
 
 // clears waits for a call to end; the caller holds the lock. Only clearUp, and once for
@@ -222,30 +225,36 @@ func (a *answers) clears() bool {
 // maxTimeout bounds what a peer may ask for; longer counts as this.
 const maxTimeout = 24 * time.Hour
 
-// job is one call that runs.
+// job is one call that runs. Its memory is the call's largest part.
 type job struct {
-	a     *answers
-	frame frame
-	size  int
-	ctx   callContext
+	a      *answers
+	id     uint64
+	method string
+	unary  *unary // nil if there is none of that name
+	header metadata.MD
+	body   []byte
+	buffer *buffer // of body
+	size   int
+	began  time.Time
+	ctx    callContext
 
-	unary   *unary // nil if there is none of that name
-	here    bool   // the reader runs it
-	counted bool   // among those that run beside the reader; guarded by the lock of answers
+	here    bool // the reader runs it
+	counted bool // among those that run beside the reader; guarded by the lock of answers
 
-	mu              sync.Mutex // of what the handler sets
-	header, trailer metadata.MD
-	method          string
+	mu   sync.Mutex // of what the handler sets
+	told struct{ header, trailer metadata.MD }
 }
 
 // run runs one call to its end and answers it. reads is true for the goroutine that
 // reads the stream and is to read on.
 func (j *job) run() (reads bool) {
 	a := j.a
-	began := time.Now()
+	if !j.here {
+		j.began = time.Now()
+	}
 	reply, err := j.call()
 	if j.unary != nil {
-		j.unary.pace.took(time.Since(began))
+		j.unary.pace.took(time.Since(j.began))
 	}
 	if err == nil {
 		err = a.answer(j, reply)
@@ -259,7 +268,7 @@ func (j *job) run() (reads bool) {
 	if a.stint.end(j) {
 		return true
 	}
-	delete(a.running, j.frame.id)
+	delete(a.running, j.id)
 	a.crowded = false
 	a.bytes -= j.size
 	a.room.Broadcast()
@@ -272,12 +281,11 @@ func (j *job) call() (reply any, err error) {
 	defer j.free()
 	m := j.unary
 	if m == nil {
-		return nil, fault.New(fault.Unsupported, "call %q: this node has no such method", j.frame.method)
+		return nil, fault.New(fault.Unsupported, "call %q: this node has no such method", j.method)
 	}
-	j.method = m.name
 	var ctx context.Context = &j.ctx
-	if j.frame.header != nil {
-		ctx = metadata.NewIncomingContext(ctx, j.frame.header)
+	if j.header != nil {
+		ctx = metadata.NewIncomingContext(ctx, j.header)
 	}
 	ctx, end, err := a.s.begin(ctx, m.name, m.most)
 	if err != nil {
@@ -295,15 +303,15 @@ func (j *job) decode(into any) error {
 	if !ok {
 		return fault.New(fault.Internal, "the request of %s is no protobuf message", j.method)
 	}
-	if err := proto.Unmarshal(j.frame.body, message); err != nil {
+	if err := proto.Unmarshal(j.body, message); err != nil {
 		return fault.Wrap(fault.Invalid, err, "decode the request of %s", j.method)
 	}
 	return nil
 }
 
 func (j *job) free() {
-	if b := j.frame.buffer; b != nil {
-		j.frame.body, j.frame.method, j.frame.buffer = nil, nil, nil
+	if b := j.buffer; b != nil {
+		j.body, j.buffer = nil, nil
 		b.free()
 	}
 }
@@ -350,7 +358,7 @@ func (a *answers) answer(j *job, reply any) error {
 	b := newBuffer(maxFrameBytes)
 	defer func() { b.free() }()
 	for len(body) > pieceBytes {
-		out := append(beginFrame(b.bytes[:0], kindAnswer, j.frame.id), flagMore)
+		out := append(beginFrame(b.bytes[:0], kindAnswer, j.id), flagMore)
 		b.bytes = endFrame(append(out, body[:pieceBytes]...), 0)
 		if err := a.send(j, b.bytes); err != nil {
 			return err
@@ -387,18 +395,18 @@ func (a *answers) send(j *job, frame []byte) error {
 func (j *job) begin(b []byte, flags byte) []byte {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if len(j.header) > 0 {
+	if len(j.told.header) > 0 {
 		flags |= flagHeader
 	}
-	if len(j.trailer) > 0 {
+	if len(j.told.trailer) > 0 {
 		flags |= flagTrailer
 	}
-	b = append(beginFrame(b, kindAnswer, j.frame.id), flags)
-	if len(j.header) > 0 {
-		b = appendPairs(b, j.header)
+	b = append(beginFrame(b, kindAnswer, j.id), flags)
+	if len(j.told.header) > 0 {
+		b = appendPairs(b, j.told.header)
 	}
-	if len(j.trailer) > 0 {
-		b = appendPairs(b, j.trailer)
+	if len(j.told.trailer) > 0 {
+		b = appendPairs(b, j.told.trailer)
 	}
 	return b
 }
@@ -422,7 +430,7 @@ func (j *job) Method() string { return j.method }
 func (j *job) SetHeader(md metadata.MD) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.set(&j.header, md)
+	return j.set(&j.told.header, md)
 }
 
 // SendHeader is SetHeader.
@@ -432,7 +440,7 @@ func (j *job) SendHeader(md metadata.MD) error { return j.SetHeader(md) }
 func (j *job) SetTrailer(md metadata.MD) error {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	return j.set(&j.trailer, md)
+	return j.set(&j.told.trailer, md)
 }
 
 func (j *job) set(to *metadata.MD, md metadata.MD) error {

@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bufio"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -143,10 +142,10 @@ func (l *callLink) rest() {
 }
 
 func (l *callLink) read() error {
-	r := bufio.NewReaderSize(l.conn, readBytes)
+	in := newInlet(l.conn)
 	for {
 		var f frame
-		if err := readFrame(r, &f); err != nil {
+		if err := in.readFrame(&f); err != nil {
 			return err
 		}
 		if f.kind != kindAnswer {

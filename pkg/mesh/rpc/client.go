@@ -115,7 +115,7 @@ func (c *Client) Invoke(ctx context.Context, method string, args, reply any, opt
 		defer cancel()
 	}
 	ctx = forwardTrace(ctx)
-	if time.Now().UnixNano() >= c.slow.Load() {
+	if slow := c.slow.Load(); slow == 0 || time.Now().UnixNano() >= slow {
 		var q request
 		if q.set(ctx, method, args, reply, opts) {
 			if taken, err := c.invokeFast(ctx, &q); taken {

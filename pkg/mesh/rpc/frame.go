@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bufio"
 	"encoding/binary"
 	"io"
 	"sync"
@@ -41,9 +40,6 @@ const (
 	// FastBytes is the largest request that the stream of calls takes: 64 KiB of
 	// payload and what stands around it.
 	FastBytes = 65 << 10
-	// readBytes is the buffer of a reader: small, since thousands of agents hold a link
-	// each for a while after every call; what is larger is read around it.
-	readBytes = 32 << 10
 	// pieceBytes is the most that one frame of an answer carries.
 	pieceBytes = 64 << 10
 	// maxPairsBytes bounds headers, and trailers, of one call, as gRPC's own limit here.
@@ -71,24 +67,76 @@ func malformed(what string) error {
 	return fault.New(fault.Invalid, "read a frame of calls: %s", what)
 }
 
+// inlet reads a stream of calls. While it waits it holds a small buffer, since thousands
+// of agents hold a link each for a while after every call. Once that was filled it has a
+// large one, until less comes.
+type inlet struct {
+	r      io.Reader
+	small  []byte
+	large  *buffer // nil while little comes
+	unread []byte  // part of one of them
+	much   bool    // the last read brought at least a small buffer full
+}
+
+const (
+	smallRead = 4 << 10
+	largeRead = 32 << 10
+)
+
+func newInlet(r io.Reader) *inlet { return &inlet{r: r, small: make([]byte, smallRead)} }
+
+// head waits for the size of a frame.
+func (in *inlet) head() error {
+	if len(in.unread) >= 4 {
+		return nil
+	}
+	if in.large != nil && !in.much {
+		in.unread = in.small[:copy(in.small, in.unread)]
+		in.large.free()
+		in.large = nil
+	}
+	if in.large == nil && in.much {
+		in.large = newBuffer(largeRead)
+	}
+	b := in.small
+	if in.large != nil {
+		b = in.large.bytes[:largeRead]
+	}
+	n := copy(b, in.unread)
+	for n < 4 {
+		k, err := in.r.Read(b[n:])
+		n += k
+		in.unread, in.much = b[:n], k >= smallRead
+		if err != nil && n < 4 {
+			if n > 0 && err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// whole tells whether a whole frame has come: to read it will not block.
+func (in *inlet) whole() bool {
+	return len(in.unread) >= 4 && uint64(len(in.unread)) >= 4+uint64(binary.BigEndian.Uint32(in.unread))
+}
+
 // readFrame reads one frame. It allocates nothing before the size is known to be
 // in bounds. The caller gives f.buffer back.
-func readFrame(r *bufio.Reader, f *frame) error {
-	head, err := r.Peek(4)
-	if err != nil {
-		if len(head) > 0 && err == io.EOF {
-			err = io.ErrUnexpectedEOF
-		}
+func (in *inlet) readFrame(f *frame) error {
+	if err := in.head(); err != nil {
 		return err
 	}
-	size := binary.BigEndian.Uint32(head)
+	size := binary.BigEndian.Uint32(in.unread)
 	if size < 2 || size > maxFrameBytes {
 		return fault.New(fault.TooLarge, "read a frame of calls: %d bytes, want 2 to %d", size, maxFrameBytes)
 	}
-	_, _ = r.Discard(4)
 	b := newBuffer(int(size))
 	b.bytes = b.bytes[:size]
-	if _, err := io.ReadFull(r, b.bytes); err != nil {
+	n := copy(b.bytes, in.unread[4:])
+	in.unread = in.unread[4+n:]
+	if _, err := io.ReadFull(in.r, b.bytes[n:]); err != nil {
 		b.free()
 		if err == io.EOF {
 			err = io.ErrUnexpectedEOF
@@ -101,15 +149,6 @@ func readFrame(r *bufio.Reader, f *frame) error {
 	}
 	f.buffer = b
 	return nil
-}
-
-// whole tells whether a whole frame waits in r: to read it will not block.
-func whole(r *bufio.Reader) bool {
-	if r.Buffered() < 4 {
-		return false
-	}
-	head, _ := r.Peek(4)
-	return uint64(r.Buffered()) >= 4+uint64(binary.BigEndian.Uint32(head))
 }
 
 // parseFrame reads what follows the size.

@@ -1,7 +1,6 @@
 package rpc
 
 import (
-	"bufio"
 	"bytes"
 	"encoding/binary"
 	"testing"
@@ -17,10 +16,10 @@ func FuzzReadFrame(f *testing.F) {
 	f.Add([]byte{0, 0, 0, 2, 9})
 	f.Add([]byte{255, 255, 255, 255})
 	f.Fuzz(func(t *testing.T, b []byte) {
-		r := bufio.NewReader(bytes.NewReader(b))
+		in := newInlet(bytes.NewReader(b))
 		for {
 			var got frame
-			if err := readFrame(r, &got); err != nil {
+			if err := in.readFrame(&got); err != nil {
 				return
 			}
 			if len(got.method) > maxMethod || len(got.body) > maxFrameBytes || len(got.header) > maxPairs || len(got.trailer) > maxPairs || got.id == 0 {
@@ -45,7 +44,7 @@ func FuzzReadFrame(f *testing.F) {
 				return
 			}
 			var twice frame
-			if err := readFrame(bufio.NewReader(bytes.NewReader(again)), &twice); err != nil {
+			if err := newInlet(bytes.NewReader(again)).readFrame(&twice); err != nil {
 				t.Fatalf("written again: %v", err)
 			}
 			if twice.id != got.id || twice.timeout != got.timeout || !bytes.Equal(twice.method, got.method) || !bytes.Equal(twice.body, got.body) || len(twice.header) != len(got.header) {

@@ -33,13 +33,13 @@ type pace struct {
 }
 
 // here tells whether the reader is to run the next call itself.
-func (p *pace) here(lone bool) bool {
+func (p *pace) here(lone bool, now time.Time) bool {
 	mean := time.Duration(p.mean.Load())
 	if lone && mean > hereLone || !lone && (mean == 0 || mean > hereMany) {
 		return false
 	}
 	if till := p.till.Load(); till != 0 {
-		if time.Now().UnixNano() < till {
+		if now.UnixNano() < till {
 			return false
 		}
 		p.till.Store(0)
