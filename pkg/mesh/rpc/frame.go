@@ -136,6 +136,7 @@ func (in *inlet) readFrame(f *frame) error {
 	b.bytes = b.bytes[:size]
 	n := copy(b.bytes, in.unread[4:])
 	in.unread = in.unread[4+n:]
+	in.much = in.much && n == len(b.bytes) // one that is large by itself says nothing of what follows
 	if _, err := io.ReadFull(in.r, b.bytes[n:]); err != nil {
 		b.free()
 		if err == io.EOF {
