@@ -271,6 +271,12 @@ func (s *screen) has(text string) bool {
 	return strings.Contains(s.text.String(), text)
 }
 
+func (s *screen) count(text string) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return strings.Count(s.text.String(), text)
+}
+
 func TestShellIsALoginShellOfItsSizeAndSeesResize(t *testing.T) {
 	t.Parallel()
 	w := start(t, func(o *ssh.ServerOptions) { o.Environment = map[string]string{"JOB_SAYS": "hello"} })
