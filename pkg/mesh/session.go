@@ -114,7 +114,7 @@ func (s *session) caller() (Caller, bool) {
 	return Caller{}, false
 }
 
-// callerNow is the admitted peer, nil if there is none. It never changes.
+// callerNow is the admitted peer, nil if there is none. Nobody may change it: calls that run share it.
 func (s *session) callerNow() *Caller {
 	s.mu.Lock()
 	defer s.mu.Unlock()

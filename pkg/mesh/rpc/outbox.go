@@ -44,11 +44,12 @@ const (
 	// alone is for a call beside which no other runs on the stream: the other end has
 	// taken in all that was sent before, so its write does not wait for it.
 	alone
-	// held is for who says flush soon.
+	// held is for who is to say flush before anything that may wait: until then nobody
+	// is woken to write, unless heldMost have come together.
 	held
 )
 
-// heldMost is what is held of the frames that wait for flush.
+// heldMost bytes are held back at most.
 const heldMost = 32 << 10
 
 // put adds a whole frame. With a slow reader at the other end it blocks until

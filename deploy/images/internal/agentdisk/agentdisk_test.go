@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -106,7 +107,11 @@ func put(t *testing.T, from, to string) {
 	t.Helper()
 	raw, err := os.ReadFile(from)
 	if err == nil {
+		// A program that a parallel test starts meanwhile would hold the file open for
+		// a moment, and a file that is open to be written cannot be run.
+		syscall.ForkLock.RLock()
 		err = os.WriteFile(to, raw, 0o755)
+		syscall.ForkLock.RUnlock()
 	}
 	if err != nil {
 		t.Fatal(err)
