@@ -80,7 +80,7 @@ func TestTheDaemonServesOverTheMesh(t *testing.T) {
 
 	// Clients that leave free the engine and their key's places.
 	slow := &engine{chunks: 100000, pace: 5 * time.Millisecond}
-	three, _ := l.replica(slow)
+	three, slowAgent := l.replica(slow)
 	l.ork.put(endpointOf(three))
 	eventually(t, "the slow one serves", func() bool {
 		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
@@ -96,6 +96,7 @@ func TestTheDaemonServesOverTheMesh(t *testing.T) {
 		return slow.running.Load() > 0
 	})
 	eventually(t, "the engine is told that its client left", func() bool { return slow.running.Load() == 0 })
+	l.close(slowAgent) // a request sent to it before the new table is in force would never end
 
 	// An agent that goes away is not noticed while another serves.
 	l.ork.put(endpointOf(one, two))

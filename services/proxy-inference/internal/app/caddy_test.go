@@ -80,7 +80,7 @@ func TestRequestsThroughTheFrontDoor(t *testing.T) {
 
 	// Tokens come one by one, and leaving reaches the engine.
 	slow := &engine{chunks: 100000, pace: 50 * time.Millisecond}
-	another, _ := l.replica(slow)
+	another, slowAgent := l.replica(slow)
 	l.ork.put(endpointOf(another))
 	eventually(t, "the slow one is asked", func() bool {
 		ctx, cancel := context.WithCancel(context.Background())
@@ -97,6 +97,7 @@ func TestRequestsThroughTheFrontDoor(t *testing.T) {
 		return err == nil && string(first) == slow.text(0) && slow.running.Load() > 0
 	})
 	eventually(t, "the engine is told that its client left", func() bool { return slow.running.Load() == 0 })
+	l.close(slowAgent) // a request sent to it before the new table is in force would never end
 
 	// A break reaches the client as an error and an unclean end.
 	broken := &engine{chunks: 10, die: 3}

@@ -399,8 +399,12 @@ func (l *lab) do(method, path, body string) answer {
 	return ask(l.client, "http://proxy"+path, l.full, method, strings.NewReader(body), int64(len(body)))
 }
 
+// ask gives up after two minutes, so that an answer without an end is told from a
+// test that hangs.
 func ask(client *http.Client, url, key, method string, body io.Reader, size int64) answer {
-	r := must(http.NewRequest(method, url, body))
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	defer cancel()
+	r := must(http.NewRequestWithContext(ctx, method, url, body))
 	r.ContentLength = size
 	r.Header.Set("Authorization", "Bearer "+key)
 	resp, err := client.Do(r)
