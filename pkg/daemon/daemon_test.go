@@ -26,6 +26,10 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv(asHeap) != "" {
+		allocateAndCount()
+		return
+	}
 	goleak.VerifyTestMain(m, goleak.IgnoreAnyFunction("github.com/ipfs/go-log/writer.(*MirrorWriter).logRoutine"))
 }
 

@@ -39,6 +39,7 @@ const (
 // the common part of a configuration; run wires the service. A configuration may
 // be a Validator.
 func Main[C any](service string, defaults func() C, base func(*C) *Base, run func(ctx context.Context, env *Env, cfg C) error) {
+	KeepHeapRoom()
 	signals := make(chan os.Signal, 8)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT, syscall.SIGHUP)
 	// The clean-up is the exit: everything that matters was stopped in order.

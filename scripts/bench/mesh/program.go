@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/cosmicac/cosmicac/pkg/daemon"
 	"github.com/cosmicac/cosmicac/pkg/mesh"
 	"github.com/libp2p/go-libp2p/core/peer"
 )
@@ -28,6 +29,7 @@ type Program struct {
 
 // serveProgram answers until the standard input ends.
 func serveProgram() error {
+	daemon.KeepHeapRoom() // as a daemon does; so have all stacks but Holepunch's
 	s := rpc.NewServer()
 	if err := s.Register(&Program{}); err != nil {
 		return err
