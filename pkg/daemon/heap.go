@@ -9,8 +9,9 @@ import (
 
 // heapRoomBytes is what may be allocated between two collections, at least. A daemon's
 // live heap is a few MB while its calls allocate hundreds of MB a second: left alone it
-// is collected a hundred times a second, by threads that others wanted.
-const heapRoomBytes = 64 << 20
+// is collected a hundred times a second, by threads that others wanted. Twice as much
+// would save little more, and leave the memory of a thousand links scattered.
+const heapRoomBytes = 32 << 20
 
 // KeepHeapRoom has the collector wait until heapRoomBytes were allocated, also where
 // the live heap is small; a live heap above that is collected as ever. Nothing is
