@@ -126,7 +126,7 @@ func (a *answers) read() {
 		case kindRequest:
 			job, err := a.start(&f)
 			if err != nil {
-				f.buffer.free()
+				f.free()
 				a.ends(err)
 				return
 			}
@@ -140,9 +140,9 @@ func (a *answers) read() {
 				running.ctx.end()
 			}
 			a.mu.Unlock()
-			f.buffer.free()
+			f.free()
 		default:
-			f.buffer.free()
+			f.free()
 			a.ends(malformed("the calling end sent an answer"))
 			return
 		}
@@ -153,7 +153,7 @@ func (a *answers) read() {
 // the stream's calls hold too much.
 func (a *answers) start(f *frame) (here *job, err error) {
 	now := time.Now()
-	j := &job{a: a, id: f.id, header: f.header, body: f.body, buffer: f.buffer, began: now, size: len(f.buffer.bytes)}
+	j := &job{a: a, id: f.id, header: f.header, began: now, size: f.size}
 	if j.unary = a.s.unary[string(f.method)]; j.unary == nil {
 		j.method = string(f.method)
 	} else {
@@ -177,20 +177,23 @@ func (a *answers) start(f *frame) (here *job, err error) {
 	if a.ended || twice || full {
 		a.mu.Unlock()
 		if full && !twice {
+			f.free()
 			a.failWith(j, fault.New(fault.Exhausted, "more than %d calls at a time on one stream", callsPerStream))
-			j.free()
 			return nil, nil
 		}
 		return nil, malformed("a call with the id of one that runs")
 	}
 	if j.unary != nil && j.unary.pace.here(len(a.running) == 0 && len(a.in.unread) == 0, now) {
 		j.here = true
+		j.body, j.buffer = f.body, f.buffer
 		a.stint.begin(j)
 		a.mu.Unlock()
 		return j, nil
 	}
 	a.count(j)
 	a.mu.Unlock()
+	f.keep() // the reader goes on
+	j.body, j.buffer = f.body, f.buffer
 	a.s.dispatch(j)
 	return nil, nil
 }
@@ -233,7 +236,7 @@ type job struct {
 	unary  *unary // nil if there is none of that name
 	header metadata.MD
 	body   []byte
-	buffer *buffer // of body
+	buffer *buffer // of body; nil when that is the inlet's
 	size   int
 	began  time.Time
 	ctx    callContext
@@ -310,8 +313,9 @@ func (j *job) decode(into any) error {
 }
 
 func (j *job) free() {
-	if b := j.buffer; b != nil {
-		j.body, j.buffer = nil, nil
+	b := j.buffer
+	j.body, j.buffer = nil, nil
+	if b != nil {
 		b.free()
 	}
 }
@@ -326,12 +330,14 @@ func (a *answers) answer(j *job, reply any) error {
 	if size > MaxMessageBytes {
 		return fault.New(fault.TooLarge, "the answer of %s has %d bytes, at most %d may cross", j.method, size, MaxMessageBytes)
 	}
-	a.mu.Lock()
-	if j.counted {
-		j.size += size
-		a.bytes += size
+	if !j.here || size > smallBuffer {
+		a.mu.Lock()
+		if j.counted {
+			j.size += size
+			a.bytes += size
+		}
+		a.mu.Unlock()
 	}
-	a.mu.Unlock()
 	if size > pieceBytes {
 		select {
 		case a.large <- struct{}{}:

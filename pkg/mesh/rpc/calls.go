@@ -16,43 +16,63 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// request is a call that the stream of calls can take.
-type request struct {
-	method      string
-	args, reply proto.Message
-	size        int         // of args, encoded
-	header      metadata.MD // to send
+// call is one call that the stream of calls can take.
+type call struct {
+	method, peer string
+	args, reply  proto.Message
+	size         int         // of args, encoded
+	header       metadata.MD // to send
 	// Where the answer's go, nil if nobody asks.
 	gotHeader, gotTrailer *metadata.MD
+
+	done   chan struct{} // capacity 1: sent to once it is over
+	lost   bool          // something may be said to it after its end
+	err    error         // why it failed
+	broke  bool          // err is why the link ended
+	answer frame         // the last frame, if the caller is to decode it
+	parts  []byte        // of an answer in pieces, before the last
+	room   [512]byte     // for a short request
+}
+
+var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
+
+// free gives the call's memory back.
+func (c *call) free() {
+	if c.lost {
+		return
+	}
+	c.args, c.reply, c.header, c.gotHeader, c.gotTrailer = nil, nil, nil, nil, nil
+	c.err, c.broke, c.answer, c.parts = nil, false, frame{}, nil
+	callPool.Put(c)
 }
 
 // set tells whether the stream of calls can take a call: protobuf, small enough, and
 // no option that means something to gRPC alone.
-func (q *request) set(ctx context.Context, method string, args, reply any, opts []grpc.CallOption) bool {
+func (c *call) set(ctx context.Context, method string, args, reply any, opts []grpc.CallOption) bool {
 	var ok bool
-	if q.args, ok = args.(proto.Message); !ok {
+	if c.args, ok = args.(proto.Message); !ok {
 		return false
 	}
-	if q.reply, ok = reply.(proto.Message); !ok || len(method) > maxMethod {
+	if c.reply, ok = reply.(proto.Message); !ok || len(method) > maxMethod {
 		return false
 	}
-	q.method = method
+	c.method = method
 	for _, o := range opts {
 		switch o := o.(type) {
 		case grpc.StaticMethodCallOption:
 		case grpc.HeaderCallOption:
-			q.gotHeader = o.HeaderAddr
+			c.gotHeader = o.HeaderAddr
 		case grpc.TrailerCallOption:
-			q.gotTrailer = o.TrailerAddr
+			c.gotTrailer = o.TrailerAddr
 		default:
 			return false
 		}
 	}
-	if q.size = proto.Size(q.args); q.size > FastBytes {
+	if c.size = proto.Size(c.args); c.size > FastBytes {
 		return false
 	}
-	q.header, _ = metadata.FromOutgoingContext(ctx)
-	return pairsFit(q.header)
+	c.header, _ = metadata.FromOutgoingContext(ctx)
+	return pairsFit(c.header)
 }
 
 // callLink is the caller's end of one stream of calls.
@@ -61,31 +81,32 @@ type callLink struct {
 	out   *outbox
 	once  sync.Once
 	loops sync.WaitGroup
-	slots chan struct{} // calls that the other end has, as many as it takes
+	turn  chan struct{} // capacity 1: a place may be free for one of those who wait
 
-	mu    sync.Mutex
-	calls map[uint64]*call
-	next  uint64
-	seen  uint64 // next, when rest looked last
-	err   error  // why it ended
+	mu      sync.Mutex
+	places  []place // that calls have or had, at most callsPerStream
+	free    []uint8 // those of them that no call has
+	waiting int     // calls without a place
+	next    uint64
+	seen    uint64 // next, when rest looked last
+	ended   bool
+	err     error // why
 }
 
-// call is one call that waits for its answer.
-type call struct {
-	done   chan struct{} // capacity 1: sent to once
-	err    error         // of the link
-	answer frame         // the last frame
-	parts  []byte        // of an answer in pieces, before the last
+// place is a call's among those that the other end has.
+type place struct {
+	id   uint64 // its low bits are the place's number
+	call *call
 }
+
+const placeBits = 8
 
 // abandoned stands for a call whose caller gave up. The other end has it until it
-// answers, so it keeps its slot.
+// answers, so it keeps its place.
 var abandoned = &call{}
 
-var callPool = sync.Pool{New: func() any { return &call{done: make(chan struct{}, 1)} }}
-
 func newCallLink(conn net.Conn, drop func(*callLink)) *callLink {
-	l := &callLink{conn: conn, out: newOutbox(conn), calls: make(map[uint64]*call), slots: make(chan struct{}, callsPerStream)}
+	l := &callLink{conn: conn, out: newOutbox(conn), turn: make(chan struct{}, 1)}
 	l.loops.Go(l.out.run)
 	l.loops.Go(func() {
 		l.fail(l.read())
@@ -106,22 +127,117 @@ func (l *callLink) close() {
 // fail ends the link and every call on it, once.
 func (l *callLink) fail(err error) {
 	l.once.Do(func() {
-		l.out.end() // first: a call that finds none of its kind here finds the link dead
+		l.out.end() // first: a call that finds the link ended finds it dead too
 		l.mu.Lock()
-		if l.calls != nil {
-			l.err = err
+		if !l.ended {
+			l.ended, l.err = true, err
 		}
-		calls := l.calls
-		l.calls = nil
+		places := l.places
+		l.places, l.free = nil, nil
 		l.mu.Unlock()
 		_ = l.conn.Close()
-		for _, c := range calls {
-			if c != abandoned {
-				c.err = err
+		for _, p := range places {
+			if c := p.call; c != nil && c != abandoned {
+				c.err, c.broke = err, true
 				c.done <- struct{}{}
 			}
 		}
 	})
+}
+
+// running is how many calls the other end has; the lock is held.
+func (l *callLink) running() int { return len(l.places) - len(l.free) }
+
+// take gives a call a place; how is that of its frame. The lock is held.
+func (l *callLink) take(c *call) (id uint64, how urgency) {
+	i := len(l.places)
+	if last := len(l.free) - 1; last >= 0 {
+		i = int(l.free[last])
+		l.free = l.free[:last]
+	} else {
+		l.places = append(l.places, place{})
+	}
+	l.next++
+	id = l.next<<placeBits | uint64(i)
+	l.places[i] = place{id, c}
+	if l.running() == 1 {
+		return id, alone
+	}
+	return id, inTurn
+}
+
+// at is where the call with an id is, nil if there is none; the lock is held.
+func (l *callLink) at(id uint64) *place {
+	i := id % callsPerStream
+	if i >= uint64(len(l.places)) || l.places[i].id != id || l.places[i].call == nil {
+		return nil
+	}
+	return &l.places[i]
+}
+
+// leave frees a place; the lock is held.
+func (l *callLink) leave(p *place) {
+	p.call = nil
+	l.free = append(l.free, uint8(p.id))
+	if l.waiting > 0 {
+		l.pass()
+	}
+}
+
+// pass wakes one of those who wait for a place.
+func (l *callLink) pass() {
+	select {
+	case l.turn <- struct{}{}:
+	default:
+	}
+}
+
+// begin gives a call a place, and waits for one if need be.
+func (l *callLink) begin(ctx context.Context, c *call) (id uint64, how urgency, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.ended && (l.waiting > 0 || l.running() == callsPerStream) {
+		if err := l.wait(ctx, c); err != nil {
+			return 0, 0, err
+		}
+	}
+	if l.ended {
+		if l.err == errRested {
+			return 0, 0, l.err
+		}
+		return 0, 0, l.cut(c, l.err)
+	}
+	id, how = l.take(c)
+	return id, how, nil
+}
+
+// wait waits until a place is free or the link ended. Places go to who waited longest,
+// and who has just come waits behind them. The lock is held, and let go meanwhile.
+func (l *callLink) wait(ctx context.Context, c *call) (err error) {
+	l.waiting++
+	for err == nil {
+		l.mu.Unlock()
+		select {
+		case <-l.turn:
+		case <-ctx.Done():
+			err = ended(ctx, c)
+		case <-l.out.ended:
+			err = l.cut(c, l.why())
+		}
+		l.mu.Lock()
+		if l.ended || l.running() < callsPerStream {
+			break
+		}
+	}
+	l.waiting--
+	left := callsPerStream - l.running()
+	if err == nil {
+		left-- // this call's
+	}
+	if l.waiting > 0 && left > 0 {
+		l.pass()
+	}
+	return err
 }
 
 // errRested ends a call that came when its link had just been given back.
@@ -129,11 +245,11 @@ var errRested = errors.New("the link rests")
 
 func (l *callLink) rest() {
 	l.mu.Lock()
-	quiet := l.calls != nil && len(l.calls) == 0 && l.next == l.seen
+	quiet := !l.ended && l.running() == 0 && l.waiting == 0 && l.next == l.seen
 	l.seen = l.next
 	if quiet {
 		l.out.end()
-		l.calls, l.err = nil, errRested
+		l.ended, l.err = true, errRested
 	}
 	l.mu.Unlock()
 	if quiet {
@@ -149,123 +265,108 @@ func (l *callLink) read() error {
 			return err
 		}
 		if f.kind != kindAnswer {
-			f.buffer.free()
+			f.free()
 			return malformed("the answering end sent no answer")
 		}
 		last := f.flags&flagMore == 0
+		var c *call
 		l.mu.Lock()
-		c := l.calls[f.id]
-		if c != nil && last {
-			delete(l.calls, f.id)
+		if p := l.at(f.id); p != nil {
+			c = p.call
+			if last {
+				l.leave(p)
+			}
 		}
 		l.mu.Unlock()
 		switch {
-		case c == nil: // no call of this end's: a peer may say what it likes
-			f.buffer.free()
-		case c == abandoned:
-			f.buffer.free()
-			if last {
-				<-l.slots
-			}
-		case last:
-			<-l.slots
-			c.answer = f
-			c.done <- struct{}{}
-		default:
+		case c == nil || c == abandoned: // a peer may also answer what nobody asked
+			f.free()
+		case !last:
 			if len(c.parts)+len(f.body) > MaxMessageBytes {
-				f.buffer.free()
+				f.free()
 				return fault.New(fault.TooLarge, "read an answer: more than %d bytes", MaxMessageBytes)
 			}
 			c.parts = append(c.parts, f.body...)
-			f.buffer.free()
+			f.free()
+		case len(f.body) <= smallBuffer && len(c.parts) == 0:
+			c.err = c.decode(&f) // to pass the bytes on would cost more
+			c.done <- struct{}{}
+		default:
+			f.keep()
+			c.answer = f
+			c.done <- struct{}{}
 		}
 	}
 }
 
-// invoke makes one call. sent is false when certainly nothing of it went out.
-func (l *callLink) invoke(ctx context.Context, peer string, q *request) (sent bool, err error) {
-	select {
-	case l.slots <- struct{}{}:
-	default:
-		select {
-		case l.slots <- struct{}{}:
-		case <-ctx.Done():
-			return false, ended(ctx, q.method, peer)
-		case <-l.out.ended:
-			return false, l.broke(q.method, peer, l.why())
-		}
-	}
-	c := callPool.Get().(*call)
-	l.mu.Lock()
-	if l.calls == nil {
-		err := l.err
-		l.mu.Unlock()
-		callPool.Put(c)
-		<-l.slots
-		if err == errRested {
-			return false, err
-		}
-		return false, l.broke(q.method, peer, err)
-	}
-	l.next++
-	id := l.next
-	l.calls[id] = c
-	how := inTurn
-	if len(l.calls) == 1 {
-		how = alone
-	}
-	l.mu.Unlock()
-
-	b := newBuffer(q.size + len(q.method) + 64)
-	out, err := q.append(ctx, b.bytes, id)
+// invoke makes one call. sent is false when certainly nothing of it went out; it may be
+// made again then, unless it is lost.
+func (l *callLink) invoke(ctx context.Context, c *call) (sent bool, err error) {
+	id, how, err := l.begin(ctx, c)
 	if err != nil {
-		b.free()
-		l.forget(id, c, nil)
 		return false, err
 	}
-	b.bytes = out
-	sent = l.out.put(ctx, b.bytes, how)
-	b.free()
-	if !sent && ctx.Err() != nil {
-		l.forget(id, c, nil)
-		return false, ended(ctx, q.method, peer)
+	if sent, err = l.send(ctx, c, id, how); err != nil && l.forget(id, c, nil) {
+		return false, err
 	}
 	// Not sent because the link ended: fail tells the call so.
 	select {
 	case <-c.done:
 	case <-ctx.Done():
-		if !l.forget(id, c, abandoned) {
-			return true, ended(ctx, q.method, peer) // its answer came at the same moment
+		if l.forget(id, c, abandoned) {
+			var cancel [16]byte
+			l.out.put(ctx, endFrame(beginFrame(cancel[:0], kindCancel, id), 0), atOnce)
+			return true, ended(ctx, c)
 		}
-		var cancel [16]byte
-		l.out.put(ctx, endFrame(beginFrame(cancel[:0], kindCancel, id), 0), atOnce)
-		return true, ended(ctx, q.method, peer)
+		<-c.done // it is over at this moment
 	}
-	if c.err != nil {
-		err := c.err
-		return sent, l.broke(q.method, peer, err)
+	switch {
+	case c.broke:
+		c.broke, err = false, c.err
+		return sent, l.cut(c, err)
+	case c.answer.kind != 0:
+		return true, c.decode(&c.answer)
 	}
-	err = q.take(c, peer)
-	c.answer, c.parts = frame{}, nil
-	callPool.Put(c)
-	return true, err
+	return true, c.err
+}
+
+// send puts a call's frame out. It fails when ctx ended before there was room, and
+// when the request cannot be encoded.
+func (l *callLink) send(ctx context.Context, c *call, id uint64, how urgency) (sent bool, err error) {
+	frame := c.room[:0]
+	if need := c.size + len(c.method) + 64; need > len(c.room) {
+		b := newBuffer(need)
+		defer b.free()
+		frame = b.bytes
+	}
+	if frame, err = c.append(ctx, frame, id); err != nil {
+		return false, err
+	}
+	if l.out.put(ctx, frame, how) {
+		return true, nil
+	}
+	if ctx.Err() != nil {
+		return false, ended(ctx, c)
+	}
+	return false, nil
 }
 
 // forget takes a call off the link, or leaves another in its place; false when it
-// was answered or ended before. A call that was is left to the collector: its
-// channel may have been sent to.
+// is over or about to be, which done will say. It is lost otherwise: the peer may
+// answer what it was never asked.
 func (l *callLink) forget(id uint64, c, instead *call) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.calls[id] != c {
+	p := l.at(id)
+	if p == nil {
 		return false
 	}
-	if instead != nil {
-		l.calls[id] = instead
-		return true
+	c.lost = true
+	if instead == nil {
+		l.leave(p)
+	} else {
+		p.call = instead
 	}
-	delete(l.calls, id)
-	<-l.slots
 	return true
 }
 
@@ -275,22 +376,23 @@ func (l *callLink) why() error {
 	return l.err
 }
 
-func (l *callLink) broke(method, peer string, err error) error {
+// cut is what a call is told when the connection broke.
+func (l *callLink) cut(c *call, err error) error {
 	if errors.Is(err, net.ErrClosed) || err == nil {
-		return fault.New(fault.Unreachable, "call %s on %s: the connection broke", method, peer)
+		return fault.New(fault.Unreachable, "call %s on %s: the connection broke", c.method, c.peer)
 	}
-	return fault.New(fault.Unreachable, "call %s on %s: the connection broke: %v", method, peer, err)
+	return fault.New(fault.Unreachable, "call %s on %s: the connection broke: %v", c.method, c.peer, err)
 }
 
-func ended(ctx context.Context, method, peer string) error {
+func ended(ctx context.Context, c *call) error {
 	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
-		return fault.New(fault.Timeout, "call %s on %s: no answer in time", method, peer)
+		return fault.New(fault.Timeout, "call %s on %s: no answer in time", c.method, c.peer)
 	}
-	return fault.New(fault.Canceled, "call %s on %s: canceled", method, peer)
+	return fault.New(fault.Canceled, "call %s on %s: canceled", c.method, c.peer)
 }
 
 // append writes the call's frame to b.
-func (q *request) append(ctx context.Context, b []byte, id uint64) ([]byte, error) {
+func (c *call) append(ctx context.Context, b []byte, id uint64) ([]byte, error) {
 	start := len(b)
 	b = beginFrame(b, kindRequest, id)
 	var timeout uint64
@@ -299,41 +401,40 @@ func (q *request) append(ctx context.Context, b []byte, id uint64) ([]byte, erro
 		timeout = uint64(max(time.Until(deadline), 0)/time.Microsecond) + 1
 	}
 	b = binary.AppendUvarint(b, timeout)
-	b = appendString(b, q.method)
-	b = appendPairs(b, q.header)
-	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, q.args)
+	b = appendString(b, c.method)
+	b = appendPairs(b, c.header)
+	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, c.args)
 	if err != nil {
-		return nil, fault.Wrap(fault.Internal, err, "encode the request of %s", q.method)
+		return nil, fault.Wrap(fault.Internal, err, "encode the request of %s", c.method)
 	}
 	return endFrame(b, start), nil
 }
 
-// take reads the answer.
-func (q *request) take(c *call, peer string) error {
-	f := &c.answer
-	defer f.buffer.free()
-	if q.gotHeader != nil {
-		*q.gotHeader = f.header
+// decode reads the answer.
+func (c *call) decode(f *frame) error {
+	defer f.free()
+	if c.gotHeader != nil {
+		*c.gotHeader = f.header
 	}
-	if q.gotTrailer != nil {
-		*q.gotTrailer = f.trailer
+	if c.gotTrailer != nil {
+		*c.gotTrailer = f.trailer
 	}
 	body := f.body
 	if len(c.parts) > 0 && f.flags&flagFailed == 0 { // a failure may break off an answer in pieces
 		if len(c.parts)+len(body) > MaxMessageBytes {
-			return fault.New(fault.TooLarge, "read the answer of %s from %s: more than %d bytes", q.method, peer, MaxMessageBytes)
+			return fault.New(fault.TooLarge, "read the answer of %s from %s: more than %d bytes", c.method, c.peer, MaxMessageBytes)
 		}
 		body = append(c.parts, body...)
 	}
 	if f.flags&flagFailed != 0 {
 		var st spb.Status
 		if err := proto.Unmarshal(body, &st); err != nil || st.GetCode() == 0 {
-			return fault.New(fault.Internal, "read the failure of %s from %s: it is malformed", q.method, peer)
+			return fault.New(fault.Internal, "read the failure of %s from %s: it is malformed", c.method, c.peer)
 		}
 		return fault.FromGRPC(status.ErrorProto(&st))
 	}
-	if err := proto.Unmarshal(body, q.reply); err != nil {
-		return fault.Wrap(fault.Internal, err, "decode the answer of %s from %s", q.method, peer)
+	if err := proto.Unmarshal(body, c.reply); err != nil {
+		return fault.Wrap(fault.Internal, err, "decode the answer of %s from %s", c.method, c.peer)
 	}
 	return nil
 }

@@ -73,13 +73,19 @@ type place struct {
 	conns    []net.Conn
 	dials    atomic.Int32
 	serving  sync.WaitGroup
+	before   atomic.Pointer[func()] // runs once, before the next call is let in
 }
 
 // serve answers streams of calls, or gRPC on connections that say so first.
 func serve(t *testing.T) *place {
 	t.Helper()
 	p := &place{t: t, service: &sleeper{}}
-	allow := func(ctx context.Context, _ net.Addr, _ string) (context.Context, error) { return ctx, nil }
+	allow := func(ctx context.Context, _ net.Addr, _ string) (context.Context, error) {
+		if f := p.before.Swap(nil); f != nil {
+			(*f)()
+		}
+		return ctx, nil
+	}
 	p.server = rpc.NewServer(rpc.ServerOptions{Authorize: allow})
 	meshv1.RegisterNodeServer(p.server, p.service)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

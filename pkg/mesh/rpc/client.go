@@ -116,11 +116,8 @@ func (c *Client) Invoke(ctx context.Context, method string, args, reply any, opt
 	}
 	ctx = forwardTrace(ctx)
 	if slow := c.slow.Load(); slow == 0 || time.Now().UnixNano() >= slow {
-		var q request
-		if q.set(ctx, method, args, reply, opts) {
-			if taken, err := c.invokeFast(ctx, &q); taken {
-				return err
-			}
+		if taken, err := c.invokeFast(ctx, method, args, reply, opts); taken {
+			return err
 		}
 	}
 	l, err := c.channel(ctx)
@@ -135,9 +132,15 @@ func (c *Client) Invoke(ctx context.Context, method string, args, reply any, opt
 }
 
 // invokeFast makes a call on the stream of calls; taken is false when the peer
-// serves none. A call that was not sent because the link had just ended is tried
-// once on a new one.
-func (c *Client) invokeFast(ctx context.Context, q *request) (taken bool, err error) {
+// serves none, or the call is not one for it. A call that was not sent because the
+// link had just ended is tried once on a new one.
+func (c *Client) invokeFast(ctx context.Context, method string, args, reply any, opts []grpc.CallOption) (taken bool, err error) {
+	q := callPool.Get().(*call)
+	defer q.free()
+	if !q.set(ctx, method, args, reply, opts) {
+		return false, nil
+	}
+	q.peer = c.peer
 	for again := true; ; {
 		l, err := c.fast.get(ctx)
 		if fault.Is(err, fault.Unsupported) {
@@ -147,11 +150,11 @@ func (c *Client) invokeFast(ctx context.Context, q *request) (taken bool, err er
 		if err != nil {
 			return true, err
 		}
-		sent, err := l.invoke(ctx, c.peer, q)
+		sent, err := l.invoke(ctx, q)
 		if err == errRested {
 			continue
 		}
-		if !sent && again && ctx.Err() == nil && l.dead() {
+		if !sent && again && !q.lost && ctx.Err() == nil && l.dead() {
 			again = false
 			continue
 		}

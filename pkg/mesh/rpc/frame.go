@@ -13,7 +13,7 @@ import (
 //
 //	size    4 bytes, big endian: bytes that follow
 //	kind    1 byte
-//	id      uvarint: the caller counts up from 1
+//	id      uvarint: the caller's choice, above 0 and of no other call that runs
 //	request:  timeout uvarint, microseconds, 0 for none
 //	          method  string
 //	          header  pairs
@@ -50,7 +50,8 @@ const (
 	maxFrameBytes = FastBytes + 2*maxPairsBytes + 4<<10
 )
 
-// frame is one frame as read. Its slices point into buffer.
+// frame is one frame as read. Its slices point into buffer, or into the inlet's until
+// that is read from again; keep makes them stay.
 type frame struct {
 	kind    byte
 	id      uint64
@@ -60,7 +61,24 @@ type frame struct {
 	header  metadata.MD
 	trailer metadata.MD
 	body    []byte
-	buffer  *buffer // owner of body; give it back with free
+	size    int     // all that it holds in memory
+	buffer  *buffer // nil if it is the inlet's
+}
+
+// keep makes body stay; method does not.
+func (f *frame) keep() {
+	if f.buffer == nil {
+		f.buffer = newBuffer(len(f.body))
+		f.buffer.bytes = append(f.buffer.bytes, f.body...)
+		f.body = f.buffer.bytes
+	}
+}
+
+func (f *frame) free() {
+	if f.buffer != nil {
+		f.buffer.free()
+		f.buffer, f.body = nil, nil
+	}
 }
 
 func malformed(what string) error {
@@ -117,13 +135,25 @@ func (in *inlet) head() error {
 	return nil
 }
 
+// leave leaves the memory that was read into to a frame that is still in it, and reads
+// on in other.
+func (in *inlet) leave() {
+	if in.large != nil {
+		in.large = newBuffer(largeRead)
+		in.unread = append(in.large.bytes, in.unread...)
+	} else {
+		in.small = make([]byte, smallRead)
+		in.unread = in.small[:copy(in.small, in.unread)]
+	}
+}
+
 // whole tells whether a whole frame has come: to read it will not block.
 func (in *inlet) whole() bool {
 	return len(in.unread) >= 4 && uint64(len(in.unread)) >= 4+uint64(binary.BigEndian.Uint32(in.unread))
 }
 
-// readFrame reads one frame. It allocates nothing before the size is known to be
-// in bounds. The caller gives f.buffer back.
+// readFrame reads one frame, which the caller frees. It allocates nothing before the
+// size is known to be in bounds.
 func (in *inlet) readFrame(f *frame) error {
 	if err := in.head(); err != nil {
 		return err
@@ -131,6 +161,11 @@ func (in *inlet) readFrame(f *frame) error {
 	size := binary.BigEndian.Uint32(in.unread)
 	if size < 2 || size > maxFrameBytes {
 		return fault.New(fault.TooLarge, "read a frame of calls: %d bytes, want 2 to %d", size, maxFrameBytes)
+	}
+	if in.whole() {
+		b := in.unread[4 : 4+size]
+		in.unread = in.unread[4+size:]
+		return parseFrame(b, f)
 	}
 	b := newBuffer(int(size))
 	b.bytes = b.bytes[:size]
@@ -154,7 +189,7 @@ func (in *inlet) readFrame(f *frame) error {
 
 // parseFrame reads what follows the size.
 func parseFrame(b []byte, f *frame) (err error) {
-	*f = frame{}
+	*f = frame{size: len(b)}
 	if len(b) == 0 {
 		return malformed("it is empty")
 	}

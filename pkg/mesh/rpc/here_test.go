@@ -45,7 +45,7 @@ func TestFramesReadTheSameInWhatPiecesTheyCome(t *testing.T) {
 			if f.id != uint64(i+1) || !bytes.Equal(f.body, bytes.Repeat([]byte{byte(i)}, size)) {
 				t.Fatalf("%s: frame %d came as %d with %d bytes, want %d", name, i, f.id, len(f.body), size)
 			}
-			f.buffer.free()
+			f.free()
 		}
 		if err := in.readFrame(new(frame)); err != io.EOF {
 			t.Errorf("%s: at the end: %v", name, err)
@@ -98,7 +98,7 @@ func TestAnAnswerDoesNotWaitForTheRestOfTheNextCall(t *testing.T) {
 		if err := proto.Unmarshal(f.body, &got); err != nil || f.id != want || f.flags != 0 || !bytes.Equal(got.GetPayload(), []byte{byte(want)}) {
 			t.Fatalf("answer %d: frame %d, flags %d, %v, %v", want, f.id, f.flags, &got, err)
 		}
-		f.buffer.free()
+		f.free()
 	}
 	send := func(b []byte) {
 		t.Helper()

@@ -110,6 +110,7 @@ func (a *answers) look() {
 	case t.job != nil && t.looked == t.runs: // the same as at the last look
 		t.job.unary.pace.heldUp(time.Now())
 		a.count(t.job)
+		a.in.leave() // its request may not be decoded yet
 		t.job = nil
 		a.mu.Unlock()
 		a.read()

@@ -70,3 +70,36 @@ func TestCallsOfAllPacesAreAnsweredEach(t *testing.T) {
 		calling.Wait()
 	}
 }
+
+// A call that is held up before its request is decoded keeps the request, whatever is
+// read meanwhile.
+func TestAHeldUpCallKeepsItsRequest(t *testing.T) {
+	t.Parallel()
+	p := serve(t)
+	stub := meshv1.NewNodeClient(p.client("calls"))
+	for range 5 {
+		for range 200 { // quick: the reader runs it
+			if _, err := stub.Ping(within(t), &meshv1.PingRequest{Payload: []byte("quick")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		entered, release := make(chan struct{}), make(chan struct{})
+		hold := func() { close(entered); <-release }
+		p.before.Store(&hold)
+		var held sync.WaitGroup
+		held.Go(func() {
+			got, err := stub.Ping(within(t), &meshv1.PingRequest{Payload: []byte("held up")})
+			if string(got.GetPayload()) != "held up" {
+				t.Errorf("a call of %q was answered with %q, %v", "held up", got.GetPayload(), err)
+			}
+		})
+		<-entered
+		for range 20 {
+			if _, err := stub.Ping(within(t), &meshv1.PingRequest{Payload: []byte("another")}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		close(release)
+		held.Wait()
+	}
+}
