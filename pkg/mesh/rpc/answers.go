@@ -330,6 +330,8 @@ func (a *answers) answer(j *job, reply any) error {
 	if size > MaxMessageBytes {
 		return fault.New(fault.TooLarge, "the answer of %s has %d bytes, at most %d may cross", j.method, size, MaxMessageBytes)
 	}
+	// Of a call that the reader runs a short answer is never counted: it saves a lock, and
+	// those that were held up and count otherwise are callsPerStream at most.
 	if !j.here || size > smallBuffer {
 		a.mu.Lock()
 		if j.counted {

@@ -95,11 +95,11 @@ type callLink struct {
 
 // place is a call's among those that the other end has.
 type place struct {
-	id   uint64 // its low bits are the place's number
-	call *call
+	id   uint64 // the place's number and callsPerStream for each call before
+	call *call  // nil when it is free
 }
 
-const placeBits = 8
+const _ = uint8(callsPerStream - 1) // a place's number
 
 // abandoned stands for a call whose caller gave up. The other end has it until it
 // answers, so it keeps its place.
@@ -158,7 +158,7 @@ func (l *callLink) take(c *call) (id uint64, how urgency) {
 		l.places = append(l.places, place{})
 	}
 	l.next++
-	id = l.next<<placeBits | uint64(i)
+	id = l.next*callsPerStream + uint64(i)
 	l.places[i] = place{id, c}
 	if l.running() == 1 {
 		return id, alone
@@ -178,7 +178,7 @@ func (l *callLink) at(id uint64) *place {
 // leave frees a place; the lock is held.
 func (l *callLink) leave(p *place) {
 	p.call = nil
-	l.free = append(l.free, uint8(p.id))
+	l.free = append(l.free, uint8(p.id%callsPerStream))
 	if l.waiting > 0 {
 		l.pass()
 	}
@@ -211,8 +211,8 @@ func (l *callLink) begin(ctx context.Context, c *call) (id uint64, how urgency, 
 	return id, how, nil
 }
 
-// wait waits until a place is free or the link ended. Places go to who waited longest,
-// and who has just come waits behind them. The lock is held, and let go meanwhile.
+// wait waits until a place is free or the link ended. Who has just come waits behind
+// those who wait. The lock is held, and let go meanwhile.
 func (l *callLink) wait(ctx context.Context, c *call) (err error) {
 	l.waiting++
 	for err == nil {
